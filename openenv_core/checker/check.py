@@ -26,7 +26,6 @@ class CheckLevel(StrEnum):
     STATIC = "static"
     RUNTIME = "runtime"
     SEMANTIC = "semantic"
-    HOSTILE = "hostile"
     LOAD = "load"
 
 

@@ -1,29 +1,18 @@
-"""Checks that many sessions can play at once, and that the server does not leak resources."""
+"""The check that a server does not leak resources over many episodes."""
 
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import combinations
-from threading import Barrier, BrokenBarrierError
 from typing import Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import draw_actions, expect_answer
-from openenv_core.checker.semantic import (
-    ISOLATION_ADVICE,
-    SessionTrace,
-    compare_sessions,
-    find_interference,
-    play_isolated,
-    play_session,
-    repeats,
-)
-from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
+from openenv_core.checker.subject import Client, Subject
 from openenv_core.checker.watching import WatchedServer, watch_server
-from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
+from openenv_core.errors import ExecutionError, ValidationFailedError
 
 _BYTES_AN_EPISODE: Final = 512.0
 """Memory growth per episode below this cannot be told from allocator noise. One of our servers without a leak grows by
@@ -38,14 +27,8 @@ _MIN_GROWTH: Final = 3
 _RISING: Final = 0.6
 """Share of windows that have to end higher than the previous one for memory growth to be steady."""
 
-_ALL_BEGUN_TIMEOUT_S: Final = 60.0
-"""Seconds for all sessions to begin."""
-
 _PLAY_BUDGET_S: Final = 240.0
 """Seconds of play; a slow environment is judged by the episodes played in that time."""
-
-_DEADLINE_S: Final = 900.0
-"""Deadline of each leak check; the first one plays the episodes for all of them."""
 
 _WINDOWS: Final = 10
 _WARM_UP: Final = 3
@@ -109,82 +92,14 @@ def leaks_resources(growth: Growth) -> bool:
     return growth.total >= _MIN_GROWTH and growth.slope > 0
 
 
-@check(CheckLevel.LOAD, deadline_s=600.0)
-def check_sessions_at_once(subject: Subject) -> None:
-    """Many concurrent sessions all play to the end, and none sees another's episode."""
-    if find_interference(subject) is not None:
-        raise NotApplicableError("two sessions already interfere; see sessions_are_separate")
-    with ExitStack() as stack:
-        url, _ = stack.enter_context(subject.server_or_url())
-        session_count = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
-        clients = _open_sessions(subject, stack, url, session_count)
-        concurrent = _play(subject, clients)
-        for client in clients:
-            client.close()
-        isolated = [play_isolated(subject, number, url) for number in range(len(clients))]
-    if (difference := compare_sessions(isolated, concurrent, repeats(subject))) is not None:
-        raise CheckError(
-            f"expected {len(clients)} concurrent sessions not to see each other's episodes, got: {difference}",
-            change=ISOLATION_ADVICE,
-        )
-
-
-def _open_sessions(subject: Subject, stack: ExitStack, url: str, count: int) -> list[Client]:
-    """Open a number of sessions; fewer, but at least two, if the server's unknown cap is lower."""
-    clients: list[Client] = []
-    for number in range(count):
-        wait_s = 0.0 if number else SLOT_WAIT_S
-        client = stack.enter_context(subject.client(url, queue_timeout_s=wait_s))
-        with expect_answer(f"session {number + 1} of {count}"):
-            try:
-                client.reset(seed=number)
-            except CapacityError as error:
-                if subject.cap is not None or number < 2:
-                    raise CheckError(
-                        f"expected room for {count} sessions, got {number}: {error}",
-                        change="set create_app's max_concurrent_envs to what the environment supports",
-                    ) from error
-                client.close()
-                return clients
-        clients.append(client)
-    return clients
-
-
-def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
-    """Play an episode in each session, all at the same time."""
-    barrier = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
-
-    def play(number: int) -> SessionTrace:
-        trace: SessionTrace = []
-        session = play_session(subject, clients[number], number, trace)
-        try:
-            next(session)
-            barrier.wait()  # every episode has begun before any goes on
-            for _ in session:
-                pass
-        except BaseException:
-            barrier.abort()
-            raise
-        return trace
-
-    with ThreadPoolExecutor(len(clients), thread_name_prefix="openenv-check-load") as pool:
-        futures = [pool.submit(play, number) for number in range(len(clients))]
-    failures = [error for future in futures if (error := future.exception()) is not None]
-    first = next((error for error in failures if not isinstance(error, BrokenBarrierError)), None)
-    if first is not None:
-        with expect_answer(f"{len(clients)} episodes at once"):
-            raise first
-    return [future.result() for future in futures]
-
-
-def _measure(subject: Subject) -> dict[str, Growth] | NotApplicableError:
-    """Play the episodes and return the growth of each resource, or an error if they are too few for a verdict.
+def _measure(subject: Subject) -> dict[str, Growth]:
+    """Play the episodes and return the growth of each resource; NotApplicableError if they are too few for a verdict.
 
     If a resource seems to leak, as many episodes are played again, and only these count. A slow environment plays fewer
     episodes per window, so that all windows fit into the time.
     """
     if subject.limits.episodes < _LEAST:
-        return NotApplicableError(
+        raise NotApplicableError(
             f"{subject.limits.episodes} episodes are too few for a verdict; raise --episodes to {_LEAST} or more"
         )
     with ExitStack() as stack:
@@ -199,7 +114,7 @@ def _measure(subject: Subject) -> dict[str, Growth] | NotApplicableError:
             more_windows = list(player.windows(episodes, _WINDOWS - _WARM_UP))
             windows = more_windows if len(more_windows) > 1 else windows
     if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
-        return NotApplicableError(
+        raise NotApplicableError(
             f"too few episodes for a verdict: {episodes} in each of {len(windows)} windows, within "
             f"{_PLAY_BUDGET_S:g} s"
         )
@@ -207,8 +122,7 @@ def _measure(subject: Subject) -> dict[str, Growth] | NotApplicableError:
 
 
 def _growths(windows: Sequence[dict[str, int]], episodes: int) -> dict[str, Growth]:
-    names = ("processes", "threads", "files", "memory")
-    return {name: Growth(tuple(window[name] for window in windows), episodes) for name in names}
+    return {name: Growth(tuple(window[name] for window in windows), episodes) for name in _ADVICE}
 
 
 def _find_leaks(growths: dict[str, Growth]) -> list[str]:
@@ -266,62 +180,27 @@ class _Episodes:
                     return
 
 
-@check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
-def check_threads_stay_level(subject: Subject) -> None:
-    """The server has no more threads and processes after a thousand episodes than after the first."""
-    growths, leaking_names = _measure_growths(subject)
-    for name in ("processes", "threads"):
-        if name in leaking_names:
-            raise _make_error(
-                name,
-                growths[name],
-                change="in close(), end every thread, pool and process that __init__ or reset has started",
-            )
+_ADVICE: Final = {
+    "processes": "in close(), end every process that __init__ or reset has started",
+    "threads": "in close(), end every thread and pool that __init__ or reset has started",
+    "files": "open files and sockets in `with`, or close them in reset and in close()",
+    "memory": "keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in the "
+    "module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=)). A bounded cache stops "
+    "growing once it is full: raise --episodes to see whether it does",
+}
+"""What to change for each resource that grows. A leak of the first ones makes the later ones grow too."""
 
 
-@check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
-def check_files_stay_level(subject: Subject) -> None:
-    """The server has no more files and sockets open after a thousand episodes than after the first."""
-    growths, leaking_names = _measure_growths(subject)
-    if "processes" in leaking_names or "threads" in leaking_names:
-        raise NotApplicableError("open files grow with the threads; see threads_stay_level")
-    if "files" in leaking_names:
-        raise _make_error(
-            "open files",
-            growths["files"],
-            change="open files and sockets in `with`, or close them in reset and in close()",
-        )
-
-
-@check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
-def check_memory_stays_level(subject: Subject) -> None:
-    """The server uses no more memory after a thousand episodes than after the first."""
-    growths, leaking_names = _measure_growths(subject)
-    if leaking_names not in ([], ["memory"]):
-        raise NotApplicableError(
-            "memory grows with the threads or files left open; see threads_stay_level, files_stay_level"
-        )
-    if leaking_names:
-        growth = growths["memory"]
+@check(CheckLevel.LOAD, deadline_s=900.0)
+def check_resources_stay_level(subject: Subject) -> str:
+    """The server has no more processes, threads, files and memory after a thousand episodes than after the first."""
+    growths = _measure(subject)
+    leaking = _find_leaks(growths)
+    if leaking:
+        name, growth = leaking[0], growths[leaking[0]]
         raise CheckError(
-            f"expected level memory over {growth.count} episodes, got {growth.total / 2**20:.1f} MiB more, "
-            f"{growth.slope:.0f} bytes each",
-            change="keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in "
-            "the module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=)). "
-            "A bounded cache stops growing once it is full: raise --episodes to see whether it does",
+            f"expected as many {name}{' (bytes)' if name == 'memory' else ''} after {growth.count} episodes as before "
+            f"them, got {growth.values[0]} before and {growth.values[-1]} after, {growth.slope:.3g} for each",
+            change=_ADVICE[name],
         )
-
-
-def _measure_growths(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
-    growths = subject.compute_cached("growths", lambda: _measure(subject))
-    if isinstance(growths, NotApplicableError):
-        raise growths
-    return growths, _find_leaks(growths)
-
-
-def _make_error(label: str, growth: Growth, change: str) -> CheckError:
-    return CheckError(
-        f"expected as many {label} after {growth.count} episodes as before them, got {growth.values[0]} before "
-        f"and {growth.values[-1]} after",
-        change=change,
-    )
+    return f"{growths['memory'].count} episodes"

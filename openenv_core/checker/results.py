@@ -1,16 +1,14 @@
-"""Runs a check, and reports results on the console, as JSON and as JUnit XML."""
+"""Runs a check, and reports results on the console and as JSON."""
 
 import json
 import os
 import re
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TextIO
-from xml.etree import ElementTree
 
 from pydantic import BaseModel, ConfigDict
 
@@ -162,7 +160,7 @@ _MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
 """The mark of each status, its ASCII form, and its ANSI colour."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-_WIDTH: Final = 34
+_WIDTH: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,20 +264,6 @@ def as_json(report: CheckReport) -> str:
     )
 
 
-def as_junit(report: CheckReport) -> str:
-    """Return the report as JUnit XML: a test case per check, a suite per level."""
-    root = ElementTree.Element("testsuites", _counts("ropewalk validate", report.results))
-    for level in CheckLevel:
-        of_level = [result for result in report.results if result.level is level]
-        if not of_level:
-            continue
-        suite = ElementTree.SubElement(root, "testsuite", _counts(f"{report.target}: {level}", of_level))
-        for result in of_level:
-            _case(suite, result)
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
 def format_list(checks: Sequence[Check]) -> Iterator[str]:
     """Yield the lines of the list of checks."""
     level = None
@@ -297,29 +281,3 @@ def _printable(text: str) -> str:
 
 def _indent(text: str) -> str:
     return _CONTROL.sub("�", text).strip().replace("\n", "\n        ")
-
-
-def _counts(name: str, results: Sequence[Result]) -> dict[str, str]:
-    statuses = Counter(result.status for result in results)
-    return {
-        "name": _printable(name),
-        "tests": str(len(results)),
-        "failures": str(statuses[Status.FAILED]),
-        "errors": str(statuses[Status.CRASHED]),
-        "skipped": str(statuses[Status.SKIPPED]),
-        "time": f"{sum(result.seconds for result in results):.3f}",
-    }
-
-
-def _case(suite: ElementTree.Element, result: Result) -> None:
-    names = {"classname": f"ropewalk.{result.level}", "name": result.check, "time": f"{result.seconds:.3f}"}
-    case = ElementTree.SubElement(suite, "testcase", names)
-    message = _CONTROL.sub("�", result.message)
-    if result.status is Status.SKIPPED:
-        ElementTree.SubElement(case, "skipped", message=_printable(message))
-    elif result.status in BAD:
-        kind = "error" if result.status is Status.CRASHED else "failure"
-        node = ElementTree.SubElement(case, kind, message=_printable(message))
-        node.text = f"{result.description}\n{message}\nchange: {_CONTROL.sub('�', result.change)}"
-    elif message:
-        ElementTree.SubElement(case, "system-out").text = message

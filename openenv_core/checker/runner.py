@@ -1,4 +1,4 @@
-"""Runs checks with pytest in worker processes, one after the other, and survives crashes and hangs."""
+"""Runs checks in worker processes, one after the other, and survives crashes and hangs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checks of a running server: its metadata and schemas, episodes, rewards and tools."""
+"""Checks of a running environment: its schemas, episodes, rewards and tools."""
 
 import json
 import math
@@ -12,72 +12,25 @@ from openenv_core.checker.check import (
     check,
     import_package,
 )
-from openenv_core.checker.drawing import require_schema
+from openenv_core.checker.drawing import require_schema, sample
 from openenv_core.checker.playing import EPISODES, Turn, play_episode, play_episodes, play_in_process
 from openenv_core.checker.subject import Client, Subject
-from openenv_core.errors import (
-    ClientError,
-    ExecutionError,
-    ServerError,
-    ValidationFailedError,
-)
-from openenv_core.protocol.replies import encode_model, encode_observation
-from openenv_core.protocol.requests import encode_request
+from openenv_core.checker.watching import MIB, limited_memory
+from openenv_core.errors import ClientError, ExecutionError, ServerError, ValidationFailedError
+from openenv_core.protocol.frames import encode_model, encode_observation, encode_request
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
-from openenv_core.types import EnvironmentMetadata, Observation
+from openenv_core.types import Observation
 
 _PLAY_BUDGET_S: Final = 60.0
 """Seconds to play an episode whose end does not come."""
 
 _EPISODE_ID: Final = "ropewalk-validate"
 
-_COMPARED: Final = 3
-"""Number of episodes played with and without reading the state."""
-
 _OR_LEAVE_IT: Final = "or leave it to the base class, which does so for a class without a `state` of its own"
 
-_NOT_A_FIELD: Final = "ropewalk_no_such_field"
-
-_REFUSE: Final = 'keep extra="forbid" on the action model, and raise only ValueError in its validators'
-
-_NO_SUCH_TOOL: Final = "ropewalk_no_such_tool"
-
-
-@check(CheckLevel.RUNTIME)
-def check_health(subject: Subject) -> None:
-    """GET /health reports a healthy server."""
-    status, body = _get(subject, "/health")
-    if status != 200 or not isinstance(body, dict) or body.get("status") != "healthy":
-        raise CheckError(
-            f'expected GET /health to answer 200 {{"status": "healthy"}}, got {status} {body!r:.200}',
-            change="serve with create_app; a server that is out of threads reports that it is unhealthy: look for "
-            "steps that never end",
-        )
-
-
-@check(CheckLevel.RUNTIME)
-def check_metadata(subject: Subject) -> str:
-    """GET /metadata returns the environment's name and description."""
-    status, body = _get(subject, "/metadata")
-    if status != 200 or not isinstance(body, dict):
-        raise CheckError(
-            f"expected GET /metadata to answer 200 with an object, got {status} {body!r:.200}",
-            change="let get_metadata() of the environment return an EnvironmentMetadata",
-        )
-    known = set(EnvironmentMetadata.model_fields)
-    if unknown := sorted(set(body) - known):
-        raise CheckError(
-            f"expected GET /metadata to return {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
-            change="leave it out: released clients refuse unknown keys",
-        )
-    for key in ("name", "description"):
-        if not isinstance(body.get(key), str) or not body[key].strip():
-            raise CheckError(
-                f"expected GET /metadata to return the {key}, got {body.get(key)!r}",
-                change="give the environment's class a docstring, or write get_metadata()",
-            )
-    return str(body["name"])
+_EXCERPT_CHARS: Final = 120
+"""Characters of an action that an error message shows."""
 
 
 @check(CheckLevel.RUNTIME)
@@ -94,8 +47,8 @@ def check_schema_valid(subject: Subject) -> None:
 
 
 @check(CheckLevel.RUNTIME)
-def check_observations_follow_schema(subject: Subject) -> str:
-    """Every observation follows the server's schema."""
+def check_replies_follow_schema(subject: Subject) -> str:
+    """Every observation and every state follows the server's schema."""
     schema = subject.schema
     count = 0
     with subject.client() as client:
@@ -104,43 +57,22 @@ def check_observations_follow_schema(subject: Subject) -> str:
             wire_fields = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
             key = "reset_observation" if turn.action is None else "observation"
             _require_agreement(
-                "observation", turn.position_text, schema.get(key, schema["observation"]), wire_fields
+                f"observation {turn.position_text}", schema.get(key, schema["observation"]), wire_fields
             )
-    return f"{count} observations"
+            _require_agreement(f"state {turn.position_text}", schema["state"], client.state())
+    return f"{count} observations and states"
 
 
-@check(CheckLevel.RUNTIME)
-def check_states_follow_schema(subject: Subject) -> str:
-    """Every state follows the server's schema."""
-    count = 0
-    with subject.client() as client:
-        for turn in play_episodes(subject, client):
-            count += 1
-            _require_agreement("state", turn.position_text, subject.schema["state"], client.state())
-    return f"{count} states"
-
-
-def _require_agreement(label: str, position_text: str, schema: dict[str, Any], value: Any) -> None:
+def _require_agreement(label: str, schema: dict[str, Any], value: Any) -> None:
     jsonschema = import_package("jsonschema")
     fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
     if fault is not None:
         raise CheckError(
-            f"expected the {label} {position_text} to follow its schema, got {fault.instance!r:.80} at "
-            f"{fault.json_path}: {fault.message:.300}",
+            f"expected the {label} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
+            f"{fault.message:.300}",
             change="declare the field's actual type, or return a value of the declared one; a number that is not "
             "finite is sent as null",
         )
-
-
-def _get(subject: Subject, path: str) -> tuple[int, Any]:
-    with subject.http() as http:
-        reply = http.get(path)
-    if reply.status_code == 404:
-        raise NotApplicableError(f"the server has no {path}")
-    try:
-        return reply.status_code, reply.json()
-    except ValueError:
-        return reply.status_code, reply.text
 
 
 @check(CheckLevel.RUNTIME)
@@ -148,15 +80,11 @@ def check_tools_listed(subject: Subject) -> str:
     """The listed tools have unique, unreserved names and valid schemas, and match the manifest's declared tools."""
     tools = _list_tools(subject)
     names = [str(tool.get("name")) for tool in tools]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+    if faulty := sorted({name for name in names if names.count(name) > 1 or name in RESERVED_TOOL_NAMES}):
         raise CheckError(
-            f"expected each tool once, got {', '.join(duplicates)} several times",
-            change="rename or remove one",
-        )
-    if reserved := sorted(RESERVED_TOOL_NAMES & set(names)):
-        raise CheckError(
-            f"expected tools without reserved names, got {', '.join(reserved)}",
-            change=f"rename them: clients have the methods {', '.join(sorted(RESERVED_TOOL_NAMES))}",
+            f"expected each tool once, and none called {', '.join(sorted(RESERVED_TOOL_NAMES))}, "
+            f"got {', '.join(faulty)}",
+            change="rename or remove one: clients have methods of the reserved names",
         )
     for tool in tools:
         schema = tool.get("input_schema") or tool.get("inputSchema") or {}
@@ -171,46 +99,23 @@ def check_tools_listed(subject: Subject) -> str:
     return ", ".join(names)
 
 
-@check(CheckLevel.RUNTIME)
-def check_unknown_tool(subject: Subject) -> None:
-    """A call of an unknown tool returns an observation with an error."""
-    _list_tools(subject)
-    change = "answer with CallToolObservation(tool_name=..., error=ToolError(error_type=TOOL_NOT_FOUND, ...))"
-    with subject.client() as client:
-        client.reset()
-        try:
-            result = client.step({"type": "call_tool", "tool_name": _NO_SUCH_TOOL, "arguments": {}})
-        except ServerError as error:
-            raise CheckError(
-                f"expected an observation with an error for an unknown tool, got {error}",
-                change=change,
-            ) from error
-    tool_error = result.observation.get("error")
-    if not isinstance(tool_error, dict) or not tool_error.get("error_type"):
-        raise CheckError(
-            f"expected error.error_type in the observation for an unknown tool, got {tool_error!r:.200}",
-            change=change,
-        )
-
-
 def _list_tools(subject: Subject) -> list[dict[str, Any]]:
     if not is_of_tools(subject.schema["action"]):
         raise NotApplicableError("its actions are not tool calls")
+    got: Any
     with subject.client() as client:
         client.reset()
         try:
-            tools = client.step({"type": "list_tools"}).observation.get("tools")
+            got = client.step({"type": "list_tools"}).observation.get("tools")
         except ServerError as error:
-            raise CheckError(
-                f"expected the list of tools for the action list_tools, got {error}",
-                change="make the action a union of ListToolsAction and CallToolAction, and handle both in step",
-            ) from error
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            got = error
+    if not isinstance(got, list) or not all(isinstance(tool, dict) for tool in got):
         raise CheckError(
-            f"expected the list of tools for the action list_tools, got {tools!r:.200}",
-            change="answer with ListToolsObservation(tools=[...])",
+            f"expected the list of tools for the action list_tools, got {got!r:.200}",
+            change="make the action a union of ListToolsAction and CallToolAction, and answer the first with "
+            "ListToolsObservation(tools=[...])",
         )
-    return tools
+    return got
 
 
 @check(CheckLevel.RUNTIME)
@@ -220,7 +125,7 @@ def check_episode_ends(subject: Subject) -> str:
     lengths: list[int] = []
     with subject.client() as client:
         for seed in range(EPISODES):
-            last = _play_to_end(subject, client, seed)
+            *_, last = play_episode(subject, client, seed, steps=limits.max_steps, seconds=_PLAY_BUDGET_S)
             steps, done = last.step, last.done
             lengths.append(steps)
             if limits.endless:
@@ -244,13 +149,6 @@ def check_episode_ends(subject: Subject) -> str:
                 "validation.episodes.max_steps, endless: true, or example_actions that reach the end",
             )
     return f"ends after {min(lengths)} to {max(lengths)} steps"
-
-
-def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
-    """Play until the episode is done, or the declared steps or the time have run out; return the last turn."""
-    steps = subject.manifest_or_defaults.validation.episodes.max_steps
-    *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
-    return last
 
 
 @check(CheckLevel.RUNTIME)
@@ -302,140 +200,51 @@ def _require_end(subject: Subject, client: Client) -> None:
 
 
 @check(CheckLevel.RUNTIME)
-def check_state_is_only_read(subject: Subject) -> str:
-    """Reading the state changes neither the state nor the episode."""
-    count = 0
-    change = "let the property `state` return existing values, and change nothing"
-    with subject.client() as client:
-        for turn in play_episodes(subject, client):
-            first, second = client.state(), client.state()
-            count += 1
-            if first != second:
-                names = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
-                raise CheckError(
-                    f"expected two reads of the state {turn.position_text} to be the same, "
-                    f"got other values of {', '.join(names)}",
-                    change=change,
-                )
-    # Compare episodes with and without reads, if two runs without reads are the same.
-    unread = _play_answers(subject, read=False)
-    if unread == _play_answers(subject, read=False) and unread != _play_answers(subject, read=True):
-        raise CheckError(
-            "expected an episode with reads of the state to be the same as one without, got another",
-            change=change,
-        )
-    return f"{count} states read twice"
-
-
-def _play_answers(subject: Subject, *, read: bool) -> list[Any]:
-    answers = []
-    with subject.client() as client:
-        for seed in range(_COMPARED):
-            for turn in play_episode(subject, client, seed, episode_id=_EPISODE_ID):
-                if read:
-                    client.state()
-                observation = {
-                    key: value for key, value in turn.result.observation.items() if key != "metadata"
-                }
-                answers.append((observation, turn.result.reward, turn.done, turn.step))
-    return answers
-
-
-@check(CheckLevel.RUNTIME)
-def check_invalid_action_refused(subject: Subject) -> None:
-    """An action with an unknown key is refused with VALIDATION_ERROR; the session and its episode continue."""
-    with subject.client() as client:
-        client.reset(seed=0)
-        before = client.state()
-        valid = next(subject.actions(0))
-        got = "an observation"
-        try:
-            client.step({**valid, _NOT_A_FIELD: 1})
-        except ValidationFailedError:
-            got = ""
-        except ClientError as error:
-            got = f"{type(error).__name__}: {error}"
-        if got:
-            raise CheckError(f"expected VALIDATION_ERROR for an unknown key, got {got}", change=_REFUSE)
-        if (after := client.state()) != before:
-            raise CheckError(
-                f"expected a refused action to leave the state as it was, got {after} after {before}",
-                change="leave the validation of actions to the model: it is done before step() is called",
-            )
-        try:
-            client.step(valid)
-        except (ExecutionError, ValidationFailedError):
-            pass  # the rules may not allow it at this point; the session replies
-        except ClientError as error:
-            raise CheckError(
-                f"expected the session to continue after a refused action, got {type(error).__name__}: {error}",
-                change="raise only subclasses of Exception in the action's validators",
-            ) from error
-
-
-@check(CheckLevel.RUNTIME)
-def check_reward_finite(subject: Subject) -> str:
-    """Every reward is a finite number or None."""
-    count = steps = rewarded_count = 0
+def check_rewards_valid(subject: Subject) -> str:
+    """Every reward is None or a finite number, that of a step within the range declared in the manifest."""
+    declared = subject.manifest_or_defaults.validation.reward
+    low, high = (-math.inf, math.inf) if declared is None else declared.range
+    tolerance = 0.0 if declared is None else (high - low) * 1e-9  # rounding error of a sum of floats
+    steps = 0
+    rewards: list[float] = []
     for turn in play_in_process(subject):
-        position_text, reward = turn.position_text, getattr(turn.result, "reward", None)
-        count += 1
+        reward = getattr(turn.result, "reward", None)
         steps += turn.action is not None
+        if reward is None:
+            continue
         # numpy's numbers are not Python numbers, but can be converted.
         try:
-            number = 0.0 if reward is None else float(reward)
-        except (TypeError, ValueError) as error:
-            raise CheckError(
-                f"expected a number or None for the reward {position_text}, got {reward!r:.80}",
-                change="return a float",
-            ) from error
+            number = float(reward)
+        except (TypeError, ValueError):
+            number = math.nan
         if not math.isfinite(number):
             raise CheckError(
-                f"expected a finite reward {position_text}, got {number}: its episode is not scored",
-                change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
+                f"expected a finite number or None for the reward {turn.position_text}, got {reward!r:.80}: its "
+                "episode is not scored",
+                change="return a float, and bound what it is computed from: a division by 0, a logarithm of 0, an "
+                "overflow",
             )
-        rewarded_count += reward is not None
-    if steps and not rewarded_count:
+        if turn.action is not None and not low - tolerance <= number <= high + tolerance:
+            raise CheckError(
+                f"expected the reward {turn.position_text} to be in {low:g} to {high:g}, got {reward}",
+                change="correct the reward, or validation.reward.range in openenv.yaml; a reward is that of "
+                "one step, not a sum",
+            )
+        rewards.append(number)
+    if steps and not rewards:
         raise CheckWarnedError(
             f"expected some step to be rewarded, got null for each of {steps}: an agent cannot learn from that",
             change="set the reward of observations; if only good play is rewarded, give an example in openenv.yaml: "
             "validation.episodes.example_actions",
         )
-    return f"{count} rewards"
-
-
-@check(CheckLevel.RUNTIME)
-def check_reward_in_range(subject: Subject) -> str:
-    """Every reward of a step is within the range declared in the manifest."""
-    declared = subject.manifest_or_defaults.validation.reward
-    if declared is None:
-        raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
-    low, high = declared.range
-    tolerance = (high - low) * 1e-9  # rounding error of a sum of floats
-    rewards: list[float] = []
-    with subject.client() as client:
-        for turn in play_episodes(subject, client):
-            reward = turn.result.reward
-            if turn.action is None or reward is None:
-                continue
-            rewards.append(float(reward))
-            if not low - tolerance <= reward <= high + tolerance:
-                raise CheckError(
-                    f"expected the reward {turn.position_text} to be in {low:g} to {high:g}, got {reward}",
-                    change="correct the reward, or validation.reward.range in openenv.yaml; a reward is that of "
-                    "one step, not a sum",
-                )
-    return (
-        f"{len(rewards)} rewards from {min(rewards):g} to {max(rewards):g}"
-        if rewards
-        else "no step had a reward"
-    )
+    return f"{len(rewards)} rewards from {min(rewards, default=0):g} to {max(rewards, default=0):g}"
 
 
 @check(CheckLevel.RUNTIME)
 def check_observations_serialisable(subject: Subject) -> str:
-    """Reset and step return observations that can be encoded as JSON and decoded again."""
+    """Observations can be encoded as JSON and decoded again, and do not change while the episode continues."""
     count = 0
+    before: tuple[Turn, bytes] | None = None
     for turn in play_in_process(subject):
         count += 1
         if not isinstance(turn.result, Observation):
@@ -443,37 +252,20 @@ def check_observations_serialisable(subject: Subject) -> str:
                 f"expected an Observation {turn.position_text}, got {type(turn.result).__name__}: {turn.result!r:.120}",
                 change="return an instance of the observation model",
             )
-        _require_round_trip(turn.result, turn.position_text)
-    return f"{count} observations"
-
-
-@check(CheckLevel.RUNTIME)
-def check_observations_stay(subject: Subject) -> str:
-    """An observation does not change while the episode continues."""
-    count = 0
-    before: Turn | None = None
-    text: bytes | None = None
-    for turn in play_in_process(subject):
-        if before is not None and text is not None and _encode(before.result) != text:
+        text = _require_round_trip(turn.result, turn.position_text)
+        if before is not None and encode_model(before[0].result) != before[1]:
             raise CheckError(
-                f"expected the observation {before.position_text} to stay as it was, got another one after the next "
-                "call",
+                f"expected the observation {before[0].position_text} to stay as it was, got another one after the "
+                "next call",
                 change="put copies of the environment's mutable state into observations: list(self._board), "
                 "array.copy(); without a server, players keep the very objects",
             )
-        before, text = turn, _encode(turn.result)
-        count += 1
+        before = turn, text
     return f"{count} observations"
 
 
-def _encode(observation: Any) -> bytes | None:
-    try:
-        return encode_model(observation)
-    except Exception:  # reported by observations_serialisable
-        return None
-
-
-def _require_round_trip(observation: Observation, position_text: str) -> None:
+def _require_round_trip(observation: Observation, position_text: str) -> bytes:
+    """Return an observation's JSON, once it has been decoded again."""
     model = type(observation)
     try:
         encode_observation(observation)
@@ -491,3 +283,48 @@ def _require_round_trip(observation: Observation, position_text: str) -> None:
             change="declare each field with the type of its values; assignments after construction are not "
             "checked unless validate_assignment is set",
         ) from error
+    return text
+
+
+@check(CheckLevel.RUNTIME, deadline_s=600.0)
+def check_valid_actions_are_survived(subject: Subject) -> str:
+    """Every action that the schema allows, including extreme values, gets a reply, and the server stays healthy."""
+    try:
+        actions = sample(subject.schema["action"], subject.limits.fuzz, subject.limits.seed, keep_small=False)
+    except CheckError as error:  # no action can be drawn from the schema: the author gives examples
+        raise NotApplicableError(error.message) from error
+    with (
+        subject.server_or_url() as (url, server),
+        limited_memory(server) as excess_memory,
+        subject.client(url) as client,
+    ):
+        client.reset()
+        action: Any = None
+        try:
+            for action in actions:
+                _send(client, action)
+            client.reset()
+            with subject.http(url) as http:
+                http.get("/health").raise_for_status()
+        except (ClientError, CheckError) as error:
+            outcome = f"{type(error).__name__}: {error}"
+            if excess_memory:
+                outcome = f"{excess_memory[0] // MIB} MiB more memory, and the server was killed"
+            elif server is not None and not server.alive:
+                outcome = f"the end of the server's process: {server.output().strip()[-_EXCERPT_CHARS:]}"
+            raise CheckError(
+                f"expected an observation or a typed error for {json.dumps(action):.120}, got {outcome}",
+                change="bound the action's fields to what the environment can do (Field(ge=, le=, max_length=)), and "
+                "raise an exception for what it cannot",
+            ) from error
+    return f"{len(actions)} actions"
+
+
+def _send(client: Client, action: Any) -> None:
+    """Take a step, accepting any reply; reset if the episode or the session has ended."""
+    try:
+        done = client.step(action).done
+    except ServerError:
+        done = True  # some errors end the session, and a reset opens another
+    if done:
+        client.reset()

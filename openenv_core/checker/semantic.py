@@ -1,15 +1,12 @@
-"""Checks that seeds reproduce episodes, sessions are isolated, and the network policy holds."""
+"""Checks that seeds reproduce episodes, and that sessions and forks are isolated."""
 
-import ipaddress
-import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from itertools import zip_longest
+from threading import Barrier, BrokenBarrierError
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker import inside
-from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, import_package
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import (
     LocalEnvironment,
     Result,
@@ -21,8 +18,7 @@ from openenv_core.checker.playing import (
     takes_seed,
     turns,
 )
-from openenv_core.checker.subject import Client, Subject, SubjectServer
-from openenv_core.checker.watching import hook_folder, poll, server_pids
+from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
 from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
 from openenv_core.targets import TargetKind
 
@@ -40,83 +36,12 @@ _DIFFERENT: Final = 8
 _HASH_SEEDS: Final = ("0", "1")
 """PYTHONHASHSEED of two interpreters, which hash text and order sets of it differently."""
 
-ISOLATION_ADVICE: Final = (
-    "keep an episode's state in attributes that __init__ or reset sets on self, never on the class or in the module; "
-    "if instances cannot share a process, set SUPPORTS_CONCURRENT_SESSIONS = False"
-)
-"""Advice on isolating sessions, for the report."""
-
 _SESSION_STEPS: Final = 20
 
+_ALL_BEGUN_TIMEOUT_S: Final = 60.0
+"""Seconds for all sessions to begin."""
+
 Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
-
-
-@check(CheckLevel.SEMANTIC)
-def check_network_policy_holds(subject: Subject) -> None:
-    """The environment connects only to hosts that its manifest allows.
-
-    Python code is watched by an audit hook, compiled code and other programs by their open connections. A container
-    runs without a network.
-    """
-    if subject.kind is TargetKind.URL:
-        raise NotApplicableError("the connections of a server at a URL cannot be observed")
-    network = subject.manifest_or_defaults.validation.network
-    if network.mode == "public":
-        raise NotApplicableError("the manifest allows all hosts (validation.network.mode)")
-    if subject.kind is TargetKind.IMAGE:
-        if network.mode != "no-network":
-            raise NotApplicableError("a container's connections are only checked if none are allowed")
-        with subject.server(docker_options={"network": "none"}) as server:
-            _play_episodes(subject, server)
-        return
-    with hook_folder() as (folder, env_vars):
-        notes = folder / "hosts"
-        env_vars |= {inside.OUT: str(notes), inside.HOSTS: json.dumps(network.allowed_hosts)}
-        connected: set[str] = set()
-        with (
-            subject.server(env_vars=env_vars) as server,
-            poll("openenv-check-network", partial(_record_remote_hosts, server, connected)),
-        ):
-            _play_episodes(subject, server)
-        if not notes.exists():
-            raise NotApplicableError(
-                "the server's interpreter cannot be watched: it runs without the site module"
-            )
-        resolved = notes.read_text(encoding="utf-8").split()
-    hosts = sorted({*resolved, *(connected if not network.allowed_hosts else ())})
-    if hosts:
-        raise CheckError(
-            f"expected the policy {network.mode} to hold, got attempts to reach {', '.join(hosts[:5])}",
-            change="remove the request, or declare it: validation.network in openenv.yaml, mode allowlist "
-            "with allowed_hosts, or public",
-        )
-
-
-def _play_episodes(subject: Subject, server: SubjectServer) -> None:
-    for number in range(3):
-        with subject.client(server.url) as client:
-            play(client, subject.limits.seed + number, draw_actions(subject, number))
-
-
-def _record_remote_hosts(server: SubjectServer, hosts: set[str]) -> None:
-    """Add the remote addresses of the server's connections, for programs that are not Python."""
-    psutil = import_package("psutil")
-    for pid in server_pids(server):
-        try:
-            connections = psutil.Process(pid).net_connections("inet")
-        except psutil.Error:
-            continue
-        hosts.update(
-            connection.raddr.ip
-            for connection in connections
-            if connection.raddr and _is_far(connection.raddr.ip)
-        )
-
-
-def _is_far(address: str) -> bool:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return not (mapped or ip).is_loopback
 
 
 @check(CheckLevel.SEMANTIC)
@@ -352,7 +277,79 @@ SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
 """A session's episode: each result, with the episode_id and step_count of the state after it."""
 
 
-def play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
+@check(CheckLevel.SEMANTIC, deadline_s=600.0)
+def check_sessions_are_separate(subject: Subject) -> str:
+    """Sessions that play at the same time see what each would see alone."""
+    if subject.cap == 1:
+        raise NotApplicableError("the server allows only one session at a time")
+    with ExitStack() as stack:
+        url, _ = stack.enter_context(subject.server_or_url())
+        clients = _open_sessions(subject, stack, url)
+        concurrent = _play_concurrently(subject, clients)
+        for client in clients:
+            client.close()
+        isolated = [_play_isolated(subject, number, url) for number in range(len(clients))]
+    if (difference := _compare_sessions(isolated, concurrent, repeats(subject))) is not None:
+        raise CheckError(
+            f"expected {len(clients)} concurrent sessions not to interfere, got: {difference}",
+            change="keep an episode's state in attributes that __init__ or reset sets on self, never on the class or "
+            "in the module; if instances cannot share a process, set SUPPORTS_CONCURRENT_SESSIONS = False",
+        )
+    return f"{len(clients)} sessions"
+
+
+def _open_sessions(subject: Subject, stack: ExitStack, url: str) -> list[Client]:
+    """Open sessions; fewer than wanted, but at least two, if the server's unknown cap is lower."""
+    count = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
+    clients: list[Client] = []
+    for number in range(count):
+        wait_s = 0.0 if number else SLOT_WAIT_S
+        client = stack.enter_context(subject.client(url, queue_timeout_s=wait_s))
+        with expect_answer(f"session {number + 1} of {count}"):
+            try:
+                client.reset(seed=number)
+            except CapacityError as error:
+                client.close()
+                if subject.cap is not None:
+                    raise CheckError(
+                        f"expected room for {count} sessions, got {number}: {error}",
+                        change="set create_app's max_concurrent_envs to what the environment supports",
+                    ) from error
+                if number < 2:
+                    raise NotApplicableError("the server allows only one session at a time") from None
+                return clients
+        clients.append(client)
+    return clients
+
+
+def _play_concurrently(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
+    """Play an episode in each session, all at the same time."""
+    barrier = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
+
+    def play(number: int) -> SessionTrace:
+        trace: SessionTrace = []
+        session = _play_session(subject, clients[number], number, trace)
+        try:
+            next(session)
+            barrier.wait()  # every episode has begun before any goes on
+            for _ in session:
+                pass
+        except BaseException:
+            barrier.abort()
+            raise
+        return trace
+
+    with ThreadPoolExecutor(len(clients), thread_name_prefix="openenv-check-sessions") as pool:
+        futures = [pool.submit(play, number) for number in range(len(clients))]
+    failures = [error for future in futures if (error := future.exception()) is not None]
+    first = next((error for error in failures if not isinstance(error, BrokenBarrierError)), None)
+    if first is not None:
+        with expect_answer(f"{len(clients)} episodes at once"):
+            raise first
+    return [future.result() for future in futures]
+
+
+def _play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
     """Play an episode; yield after its reset and after each step."""
     episode = turns(
         client,
@@ -366,54 +363,16 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
         yield
 
 
-@check(CheckLevel.SEMANTIC)
-def check_sessions_are_separate(subject: Subject) -> None:
-    """Two sessions with alternating steps see what each would see alone."""
-    if (interference := find_interference(subject)) is not None:
-        raise CheckError(
-            f"expected two sessions not to interfere, got: {interference}", change=ISOLATION_ADVICE
-        )
-
-
-def find_interference(subject: Subject) -> str | None:
-    """Return a description of how two sessions interfere, or None if they are isolated.
-
-    Raises:
-        NotApplicableError: The server allows only one session.
-    """
-    if subject.cap == 1:
-        raise NotApplicableError("the server allows only one session at a time")
-    interference: str | None = subject.compute_cached("touching", lambda: _find_interference(subject))
-    return interference
-
-
-def _find_interference(subject: Subject) -> str | None:
-    numbers = (0, 1)
-    alone = [play_isolated(subject, number) for number in numbers]
-    together: list[SessionTrace] = [[] for _ in numbers]
-    with ExitStack() as stack, expect_answer("two episodes at once"):
-        clients = [stack.enter_context(subject.client()) for _ in numbers]
-        sessions = [play_session(subject, clients[n], n, together[n]) for n in numbers]
-        try:
-            for session in sessions:
-                next(session)
-        except CapacityError:
-            raise NotApplicableError("the server allows only one session at a time") from None
-        for _ in zip_longest(*sessions):
-            pass  # alternate steps until all have ended
-    return compare_sessions(alone, together, repeats(subject))
-
-
-def play_isolated(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
+def _play_isolated(subject: Subject, number: int, url: str) -> SessionTrace:
     """Play a session's episode while no other session plays."""
     trace: SessionTrace = []
     with subject.client(url) as client, expect_answer("an episode"):
-        for _ in play_session(subject, client, number, trace):
+        for _ in _play_session(subject, client, number, trace):
             pass
     return trace
 
 
-def compare_sessions(
+def _compare_sessions(
     isolated: Sequence[SessionTrace], concurrent: Sequence[SessionTrace], results: bool
 ) -> str | None:
     """Return a description of the first difference between concurrent sessions and each one alone, or None.

@@ -12,18 +12,15 @@ defines a test per check, named after it. A check that does not apply to the tar
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from openenv_core.checker.check import Check, CheckLevel, checks
-from openenv_core.checker.results import BAD, Result, Status, run_check
+from openenv_core.checker.results import BAD, Status, run_check
 from openenv_core.checker.subject import Subject
 
 __all__ = ["environment_subject"]
-
-RESULT: Final = pytest.StashKey[Result]()
-"""Stash key of the check's result, in a test that has run."""
 
 
 def environment_subject(
@@ -58,11 +55,11 @@ def environment_subject(
     return subject
 
 
-def _test_of(check: Check) -> Callable[[Subject, pytest.FixtureRequest], None]:
-    def test(subject: Subject, request: pytest.FixtureRequest) -> None:
+def _test_of(check: Check) -> Callable[[Subject], None]:
+    def test(subject: Subject) -> None:
         if check.name in subject.left_out:
             pytest.skip("left out by environment_subject")
-        result = request.node.stash[RESULT] = run_check(subject, check)
+        result = run_check(subject, check)
         if result.status is Status.SKIPPED:
             pytest.skip(result.message)
         if result.status in BAD:

@@ -7,7 +7,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,16 +66,6 @@ def measure_usage(pids: Iterable[int]) -> dict[str, int]:
     return totals
 
 
-def kill_server(server: SubjectServer) -> None:
-    """Kill every process by SIGKILL, as when the machine runs out of memory; in a container, remove that."""
-    if (container := container_of(server)) is not None:
-        container.remove()
-        return
-    for pid in server_pids(server):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 @dataclass(frozen=True, slots=True)
 class WatchedServer:
     """A separate server that can be measured."""
@@ -124,20 +114,15 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
         raise NotApplicableError(
             "only processes of this machine are measured: check the folder that the server is made from"
         )
-    with hook_folder() as (folder, env_vars):
-        notes = folder / "collected"
-        with subject.server(env_vars={**env_vars, inside.COLLECTED: str(notes)}) as server:
-            yield WatchedServer(server, notes)
-
-
-@contextmanager
-def hook_folder() -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield a temporary folder, and environment variables that install `inside` in a server's interpreters."""
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as text:
-        folder = Path(text)
-        shutil.copyfile(inside.__file__, folder / "sitecustomize.py")
-        path = os.pathsep.join(entry for entry in (text, os.environ.get("PYTHONPATH")) if entry)
-        yield folder, {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        shutil.copyfile(inside.__file__, Path(text, "sitecustomize.py"))
+        env_vars = {
+            "PYTHONPATH": os.pathsep.join(filter(None, (text, os.environ.get("PYTHONPATH")))),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            inside.COLLECTED: str(Path(text, "collected")),
+        }
+        with subject.server(env_vars=env_vars) as server:
+            yield WatchedServer(server, Path(env_vars[inside.COLLECTED]))
 
 
 @contextmanager
@@ -152,30 +137,21 @@ def limited_memory(server: SubjectServer | None) -> Iterator[list[int]]:
         yield excess
         return
     baseline = measure_usage(server_pids(server))["memory"]
-
-    def check() -> None:
-        growth = measure_usage(server_pids(server))["memory"] - baseline
-        if growth > _ALLOWED_BYTES and not excess:
-            excess.append(growth)
-            kill_server(server)
-
-    with poll("openenv-check-memory", check):
-        yield excess
-
-
-@contextmanager
-def poll(name: str, check: Callable[[], None]) -> Iterator[None]:
-    """Call a function repeatedly during the block, in a thread of that name."""
     stopped = threading.Event()
 
-    def run() -> None:
-        while not stopped.wait(_POLL_INTERVAL_S):
-            check()
+    def watch() -> None:
+        while not stopped.wait(_POLL_INTERVAL_S) and not excess:
+            growth = measure_usage(server_pids(server))["memory"] - baseline
+            if growth > _ALLOWED_BYTES:
+                excess.append(growth)
+                for pid in server_pids(server):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(target=watch, name="openenv-check-memory", daemon=True)
     thread.start()
     try:
-        yield
+        yield excess
     finally:
         stopped.set()
         thread.join()

@@ -6,7 +6,6 @@ import os
 import sys
 from dataclasses import fields
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.checker.check import CheckLevel, select_checks
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from openenv_core.checker.results import Result
     from openenv_core.checker.subject import Subject
 
-_PACKAGES: Final = ("hypothesis", "jsonschema", "packaging", "psutil", "pytest")
+_PACKAGES: Final = ("hypothesis", "jsonschema", "packaging", "psutil")
 """Packages of the extra `author` that the checker needs."""
 
 _PASSED: Final = 0
@@ -55,7 +54,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--json", action="store_true", help="one JSON document on standard output, nothing else"
     )
-    output.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
     amounts = parser.add_argument_group("limits")
     for name, read, metavar, text in (
         ("sessions", read_count, "N", "concurrent sessions under load (16)"),
@@ -79,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OpenEnvError: Invalid arguments, or an unavailable target: status 2.
     """
-    from openenv_core.checker.results import CheckReport, Console, as_json, as_junit, format_list
+    from openenv_core.checker.results import CheckReport, Console, as_json, format_list
     from openenv_core.checker.runner import run_isolated
 
     checks = select_checks([CheckLevel(level) for level in arguments.level], arguments.check)
@@ -89,7 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.target is None:
         raise ConfigurationError("no target is given; `ropewalk validate .` is this folder")
     _require_packages()
-    junit = None if arguments.junit is None else _read_report_path(arguments.junit)
     console = Console(io.StringIO() if arguments.json else sys.stdout, len(checks))
     subject = _subject(arguments)
     results: list[Result] = []
@@ -111,8 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(as_json(report))
     elif not report.interrupted:
         console.finish(report)
-    if junit is not None:
-        junit.write_text(as_junit(report), encoding="utf-8")
     if report.interrupted:
         return _INTERRUPTED
     return _PASSED if report.ok else _FAILED
@@ -139,16 +134,6 @@ def _require_packages() -> None:
         )
 
 
-def _read_report_path(text: str) -> Path:
-    """Return the path of a report, and check that it is writable before the checks run for minutes."""
-    path = Path(text)
-    try:
-        path.touch()
-    except OSError as error:
-        raise ConfigurationError(f"expected --junit to name a file that can be written: {error}") from None
-    return path
-
-
 def _read_positive_seconds(text: str) -> float:
     if not (seconds := read_seconds(text)):
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
@@ -157,13 +142,13 @@ def _read_positive_seconds(text: str) -> float:
 
 COMMAND = Command(
     name="validate",
-    help="check an environment: manifest, behaviour, determinism, hostile clients, load",
+    help="check an environment: manifest, behaviour, determinism, isolation, leaks",
     configure=configure,
     run=run,
     examples=(
         "ropewalk validate .",
         "ropewalk validate blackjack --level static --level runtime",
         "ropewalk validate http://127.0.0.1:8000 --json",
-        "ropewalk validate blackjack-env:latest --junit report.xml",
+        "ropewalk validate blackjack-env:latest",
     ),
 )

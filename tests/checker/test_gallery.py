@@ -20,7 +20,7 @@ from openenv_core.checker.subject import Subject
 ROOT = Path(__file__).parents[2]
 BUGS = gallery.BUGS
 GOOD = "good"
-QUICK = ("same_seed_same_episode", "reset_forgets", "different_seeds_differ", "reward_finite")
+QUICK = ("same_seed_same_episode", "reset_forgets", "different_seeds_differ", "rewards_valid")
 ENDED_S = 300.0
 
 Verdict = dict[str, tuple[str, str]]
@@ -63,8 +63,7 @@ def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: dict[st
     skipped = checks_with(verdict, Status.SKIPPED)
     if name == GOOD:
         assert bad == {}
-        # It has no tools, and is no image.
-        assert all(check.startswith("image_") or "tool" in check for check in skipped)
+        assert all("tool" in check for check in skipped)  # it has none
     else:
         planted = gallery.bug(name)
         assert set(bad) == {planted.caught_by, *planted.also_caught_by}, bad
@@ -88,12 +87,12 @@ def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) 
 def test_planted_bug_is_caught_at_a_url(name: str, tmp_path: Path) -> None:
     bug = None if name == GOOD else gallery.bug(name)
     folder = gallery.build(tmp_path, bug)
-    levels = [CheckLevel.SEMANTIC, CheckLevel.HOSTILE, CheckLevel.LOAD]
+    levels = [CheckLevel.SEMANTIC, CheckLevel.LOAD]
     with Subject.of(folder) as server, Subject.of(server.url, sessions=12, fuzz=30) as subject:
         results = [run_check(subject, check) for check in select_checks(levels)]
     expected = set() if bug is None else {bug.caught_by}
     assert {one.check: one.message for one in results if one.status in BAD}.keys() == expected
-    assert sum(one.status is Status.PASSED for one in results) >= 4
+    assert sum(one.status is Status.PASSED for one in results) >= 3
 
 
 # ---- growth

@@ -110,21 +110,21 @@ def test_good_image_passes_every_level(blackjack: str) -> None:
     results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
     assert done.returncode == 0, [one for one in results.values() if one["status"] in ("failed", "crashed")]
     passed = {name for name, one in results.items() if one["status"] == "passed"}
-    assert passed >= {"image_user", "image_health", "image_port", "image_size"}
-    assert "reward_in_range" in passed  # the range is in the manifest, which is in the image
-    assert passed >= {"episode_ends", "same_seed_same_episode", "kill_and_restart", "sessions_at_once"}
+    assert passed >= {"manifest_valid", "episode_ends", "same_seed_same_episode", "sessions_are_separate"}
     assert not containers(blackjack)
 
 
 @pytest.mark.soak
 def test_bad_image_is_reported(bad: str) -> None:
-    arguments = ["--level", "static", "--check", "health", "--start-timeout", "3", "--json"]
+    arguments = ["--level", "static", "--check", "schema_valid", "--start-timeout", "3", "--json"]
     done = ropewalk("validate", bad, *arguments)
     assert done.returncode == 1, done.stderr
     results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
-    failed = {name for name, one in results.items() if one["status"] in ("failed", "crashed")}
-    assert failed == {"image_user", "image_health", "image_port", "health"}
-    assert all(results[name]["change"] for name in failed)
+    (failed,) = (
+        one for one in results.values() if one["status"] in ("failed", "crashed")
+    )  # once for all checks
+    assert "a server that starts" in failed["message"]
+    assert failed["change"]
     assert not containers(bad)
 
 

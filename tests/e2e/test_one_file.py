@@ -215,7 +215,7 @@ def test_validate_takes_the_file_and_what_its_header_declares(folder: Path) -> N
 
     good = checked('["psutil"]', 1.0, 0)
     assert set(good.values()) == {"passed", "skipped"}
-    assert (good["imports_declared"], good["reward_in_range"]) == ("passed", "passed")
+    assert (good["imports_declared"], good["rewards_valid"]) == ("passed", "passed")
     bad = checked("[]", 0.5, 1)
     assert bad["imports_declared"] == "failed"
 

@@ -33,7 +33,7 @@ from openenv_core.compat.types import (
 )
 from openenv_core.llm_client import LLMClient
 from openenv_core.protocol import errors as codes
-from openenv_core.protocol.replies import encode_observation
+from openenv_core.protocol.frames import encode_observation
 from servers.released import NAMES as SERVER_NAMES
 from servers.released import HTTPEnvServer
 

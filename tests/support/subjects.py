@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,11 @@ class Here(Subject):
     @property
     def url(self) -> str:
         return self._url
+
+    @contextmanager
+    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, None]]:
+        """Yield the URL of the only server there is."""
+        yield self.url, None
 
     @cached_property
     def _url(self) -> str:

@@ -37,7 +37,7 @@ BUGS = [
     Bug(
         "eight_tables",
         "There are eight tables, and the ninth session sits down at the first one's.",
-        "sessions_at_once",
+        "sessions_are_separate",
         {
             "import random\n": "import itertools\nimport random\n",
             "GUESSES = 7\n": "GUESSES = 7\nCOUNTER = itertools.count()\nTABLES: dict[int, int] = {}\n",
@@ -49,22 +49,9 @@ BUGS = [
         also_caught_by=frozenset(["forks_go_their_own_way"]),
     ),
     Bug(
-        "endless_validator",
-        "The validator of a note unwraps lists until there is none left, which of an empty one never comes.",
-        "invalid_actions_are_survived",
-        files={
-            "models.py": {
-                "    def _unwrapped(cls, value: Any) -> Any:\n": "    def _unwrapped(cls, value: Any) -> Any:\n"
-                "        while isinstance(value, list):\n"
-                "            value = value[0] if value else value\n"
-            }
-        },
-        step_timeout_s=10.0,
-    ),
-    Bug(
         "file_leak",
         "Every fourth episode opens a file that nobody closes.",
-        "files_stay_level",
+        "resources_stay_level",
         {
             "import random\n": "import itertools\nimport os\nimport random\n",
             "GUESSES = 7\n": "GUESSES = 7\nCOUNTER = itertools.count()\n",
@@ -72,7 +59,6 @@ BUGS = [
             "        if next(COUNTER) % 4 == 3:\n"
             "            os.open(os.devnull, os.O_RDONLY)\n",
         },
-        also_skipped=frozenset(["memory_stays_level"]),
     ),
     Bug(
         "global_generator",
@@ -84,7 +70,6 @@ BUGS = [
             "self._random.randint(0, 1)": "random.randint(0, 1)",
         },
         also_caught_by=frozenset(["forks_go_their_own_way"]),
-        also_skipped=frozenset(["sessions_at_once"]),
     ),
     Bug(
         "hashed_seed",
@@ -95,7 +80,7 @@ BUGS = [
     Bug(
         "memory_leak",
         "Every episode leaves four kilobytes in a list of the module.",
-        "memory_stays_level",
+        "resources_stay_level",
         {
             "import random\n": "import os\nimport random\n",
             "GUESSES = 7\n": "GUESSES = 7\nPAST: list[bytes] = []\n",
@@ -118,47 +103,6 @@ BUGS = [
         {"        self._guesses = []\n": "        self._guesses = self._guesses[-3:]\n"},
     ),
     Bug(
-        "resumes_from_disk",
-        "An episode is saved under its id, and goes on from there in whatever process asks for it.",
-        "kill_and_restart",
-        {
-            "import random\n": "import json\nimport random\nfrom pathlib import Path\n",
-            "        self._guesses: list[int] = []\n": "        self._guesses: list[int] = []\n"
-            "        self._file: Path | None = None\n",
-            "        self._guesses = []\n": "        self.close()\n        self._guesses = []\n"
-            "        if episode_id:\n"
-            '            self._file = Path(__file__).with_name(f"{episode_id}.save")\n'
-            "            if self._file.exists():\n"
-            "                self._guesses = json.loads(self._file.read_text())\n",
-            "        self._state.step_count += 1\n": "        self._state.step_count += 1\n"
-            "        if self._file:\n"
-            "            self._file.write_text(json.dumps(self._guesses))\n",
-            '        """Give nothing back: there is nothing."""\n': '        """Forget what was saved."""\n'
-            "        if self._file:\n"
-            "            self._file.unlink(missing_ok=True)\n",
-        },
-    ),
-    Bug(
-        "seats_not_given_back",
-        "A seat is given back at the end of an episode, and never where a session ends before.",
-        "disconnect_gives_the_slot_back",
-        {
-            "    DETERMINISTIC = True\n": "    DETERMINISTIC = True\n    _seats = 28\n",
-            "        self._guesses: list[int] = []\n": "        self._guesses: list[int] = []\n"
-            "        self._seated = False\n",
-            "        self._random = random.Random(seed)\n": "        if not self._seated:\n"
-            "            if GuessEnvironment._seats == 0:\n"
-            '                raise EnvironmentFailureError("no seat is free")\n'
-            "            GuessEnvironment._seats -= 1\n"
-            "            self._seated = True\n"
-            "        self._random = random.Random(seed)\n",
-            "        word = ": "        if self._state.done:\n"
-            "            GuessEnvironment._seats += 1\n"
-            "            self._seated = False\n"
-            "        word = ",
-        },
-    ),
-    Bug(
         "seed_ignored",
         "Every episode is that of one seed.",
         "different_seeds_differ",
@@ -167,27 +111,16 @@ BUGS = [
     Bug(
         "shared_list",
         "Observations hold the environment's own list, which goes on to change.",
-        "observations_stay",
+        "observations_serialisable",
         {
             "        return Hint(\n": "        return Hint.model_construct(\n            metadata={},\n",
             "guesses=list(self._guesses)": "guesses=self._guesses",
         },
     ),
     Bug(
-        "telemetry",
-        "Every instance tells a host of its own beginning, which the manifest says it would not.",
-        "network_policy_holds",
-        {
-            "import random\n": "import random\nimport socket\nfrom contextlib import suppress\n",
-            "        self._number = 0\n": "        self._number = 0\n"
-            "        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:\n"
-            '            there.sendto(b"begun", ("192.0.2.7", 8125))\n',
-        },
-    ),
-    Bug(
         "thread_leak",
         "Every fourth episode starts a thread that nobody ends.",
-        "threads_stay_level",
+        "resources_stay_level",
         {
             "import random\n": "import itertools\nimport random\nimport threading\n",
             "GUESSES = 7\n": "GUESSES = 7\nCOUNTER = itertools.count()\n",
@@ -195,7 +128,6 @@ BUGS = [
             "        if next(COUNTER) % 4 == 3:\n"
             "            threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
         },
-        also_skipped=frozenset(["files_stay_level", "memory_stays_level"]),
     ),
     Bug(
         "twins",
