@@ -26,9 +26,9 @@ from rl_bridge.config.schema import LoraConfig as LoraConfig
 from rl_bridge.config.schema import ModelConfig as ModelConfig
 from rl_bridge.config.schema import RolloutConfig as RolloutConfig
 from rl_bridge.config.sections import GeneratorConfig as GeneratorConfig
-from rl_bridge.config.sections import MetricsConfig as MetricsConfig
 from rl_bridge.config.sections import ParallelConfig as ParallelConfig
 from rl_bridge.config.sections import RecordsConfig as RecordsConfig
 from rl_bridge.config.sections import RewardConfig as RewardConfig
 from rl_bridge.config.sections import TrainerConfig as TrainerConfig
 from rl_bridge.config.sections import TrainerOptions as TrainerOptions
+from rl_bridge.config.self_play import SelfPlayConfig as SelfPlayConfig

@@ -1,4 +1,4 @@
-"""Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`, `metrics.*`."""
+"""Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=1e9)]
 """At most 31 years: from nine times that, Python's own waits raise an OverflowError."""
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Sampling = Literal["uniform", "sequential", "signal"]
+Sampling = Literal["uniform", "sequential"]
 """How tasks are assigned to groups; see `rl_bridge.data.sampling`."""
 
 
@@ -104,7 +104,7 @@ class ParallelConfig(Section):
     fsdp: Count | None = None
     """Ranks with batches of their own that share the weights (FSDP2). None: as many as the others leave."""
     tp: Count = 1
-    """Ranks that share each layer and one batch."""
+    """Ranks that share each layer and one batch. A file may also call it `trainer.tensor_parallel`."""
     ep: Count = 1
     """Ranks that share the experts of a layer, of fsdp x tp; other layers are laid out as without it."""
     hsdp: Count = 1
@@ -175,8 +175,6 @@ class TrainerConfig(Section):
     options: TrainerOptions = TrainerOptions()
     """Further settings of TorchTitan's, handed through as they are."""
     parallel: ParallelConfig = ParallelConfig()
-    tensor_parallel: Count | None = None
-    """Short for `parallel.tp`."""
     collective_timeout_s: Seconds = 300.0
     """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
@@ -204,18 +202,6 @@ class TrainerConfig(Section):
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
 
-    @model_validator(mode="after")
-    def _resolve_tensor_parallel(self) -> Self:
-        parallel, degree = self.parallel, self.tensor_parallel
-        if degree is not None and parallel.tp != degree:
-            if "tp" in parallel.model_fields_set:
-                raise ValueError(
-                    f"expected trainer.tensor_parallel as trainer.parallel.tp says, {parallel.tp}, got {degree}; "
-                    "leave one of them out"
-                )
-            object.__setattr__(self, "parallel", parallel.model_copy(update={"tp": degree}))
-        return self
-
 
 class RecordsConfig(Section):
     """`records.*`: what `ropewalk rollouts` shows."""
@@ -224,15 +210,6 @@ class RecordsConfig(Section):
     """Groups of every iteration that are recorded whole, drawn at random; 0 records none."""
     max_mb: Count = 64
     """MiB of the run's folder that they may take; then the oldest are dropped, except for the first eighth."""
-
-
-class MetricsConfig(Section):
-    """`metrics.*`: where each iteration's metrics go, in addition to `metrics.jsonl` and the console."""
-
-    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
-    """TensorBoard's event files, Weights & Biases, Trackio."""
-    project: str = Field(default="ropewalk", min_length=1)
-    """The project in the latter two, where a run is named after its folder."""
 
 
 class RewardConfig(Section):

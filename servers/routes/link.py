@@ -46,7 +46,7 @@ from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameDialect
 from servers.security import owner_of
 from servers.sessions import EnvironmentSession, SessionBusyError, SessionTable, UnknownSessionError
 from servers.sessions.batch import BatchRound, Member, MemberCall, SessionBatch
-from servers.sessions.session import RequestCall
+from servers.sessions.session import EnvironmentCall, RequestCall
 from servers.threads import Outcome
 
 logger = logging.getLogger("servers")
@@ -157,18 +157,19 @@ class LinkRequest(RequestCall):
     encode = staticmethod(encode_observation)
     encode_state = staticmethod(encode_state)
 
-    def deliver(self, outcome: Outcome) -> None:
-        """Send the reply; to a request to close, which has its turn after those before it, close the connection."""
-        if type(self.parsed) is not Close:
-            super().deliver(outcome)
+    def reply(self, reply: str | None = None) -> None:
+        """Send the reply, if there is one left to send, and leave the running requests."""
+        link = self.link
+        if reply is not None:
+            link.send(reply)
+        if self not in link.running:
             return
-        self.remove()
-        self.link.close_connection()
-
-    def reply(self, reply: str) -> None:
-        """Send the reply to a single request."""
-        self.link.send(reply)
-        self.remove()
+        link.running.discard(self)
+        link.running_chars -= self.size
+        if self.timer is not None:
+            self.timer.cancel()
+        if link.conversation is not None and link.conversation.awaits_progress:
+            link.conversation.update()
 
     def refuse(self, error: BaseException) -> None:
         """Send an error in place of the reply: a refusal, or what the environment raised."""
@@ -180,20 +181,16 @@ class LinkRequest(RequestCall):
         elif not isinstance(error, RefusalError):
             error = RefusalError(EXECUTION_ERROR, report_error(error))
         if self in link.running:
-            link.send(link.links.encode_refusal(error, head.id, self.parsed is not None))
-            self.remove()
+            self.reply(link.links.encode_refusal(error, head.id, self.parsed is not None))
 
-    def remove(self) -> None:
-        """Leave the running requests: it is answered."""
-        link = self.link
-        if self not in link.running:
-            return
-        link.running.discard(self)
-        link.running_chars -= self.size
-        if self.timer is not None:
-            self.timer.cancel()
-        if link.conversation is not None and link.conversation.awaits_progress:
-            link.conversation.update()
+
+class _LinkClose(LinkRequest):
+    """A request to close, which has its turn after those before it."""
+
+    def deliver(self, _: Outcome) -> None:
+        """Close the connection, and with it the link."""
+        self.reply()
+        self.link.close_connection()
 
 
 class Link:
@@ -315,6 +312,9 @@ class Link:
 
     def receive(self, frame: str | bytes) -> None:
         """Start to answer a frame."""
+        conversation = self.conversation
+        if conversation is not None and conversation.draining:
+            return  # the requests before it are answered
         received_at = 0.0
         if self.metrics.enabled:
             received_at = perf_counter()
@@ -357,7 +357,8 @@ class Link:
         except RefusalError as refusal:
             self.send(self.links.encode_refusal(refusal, request_id, single))
             return
-        request = LinkRequest(self, head, parsed, arrays, len(frame), received_at, head.id)
+        kind = _LinkClose if type(parsed) is Close else LinkRequest
+        request = kind(self, head, parsed, arrays, len(frame), received_at, head.id)
         self.running.add(request)
         self.running_chars += request.size
         if (limit_s := head.deadline_s) is not None:
@@ -369,6 +370,8 @@ class Link:
             self._deferred_requests.append(request)
         else:
             self._start(request)
+        if self.running_chars > MAX_RUNNING_CHARS and self.conversation is not None:
+            self.conversation.pause()
 
     def _start(self, request: LinkRequest) -> None:
         head = request.head
@@ -384,7 +387,7 @@ class Link:
                     return
                 request.called = member.session
                 if type(parsed) is Close:
-                    request.work, request.on_loop = _do_nothing, True
+                    EnvironmentCall.__init__(request, _do_nothing, on_loop=True)
                 else:
                     request.bind(member.session, parsed, traceparent=head.traceparent)
                 member.session.submit(request)
@@ -432,7 +435,7 @@ class Link:
             sequential = finished[0].member.session.plan.never_waits
             self.metrics.observe_batch(finished, perf_counter() - request.received_at, sequential)
         if batch_round.is_done:
-            request.remove()
+            request.reply()
 
     def _unblock(self) -> None:
         """Start the requests that waited for another one, unless there are more of that kind."""
@@ -463,7 +466,7 @@ class Link:
             if isinstance(head, wire.OpenRequest):
                 self._opening_count -= head.count
                 self._unblock()
-            request.remove()
+            request.reply()
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Attach this link's socket to the link that a client resumes."""
@@ -667,6 +670,7 @@ class LinkConversation(Conversation):
 
     async def _open(self, stack: AsyncExitStack) -> None:
         self._start_open_timer()
+        self.connection.on_frame = self._link.receive
         self._is_open = True
         if self.draining:
             self.drain()
@@ -685,13 +689,12 @@ class LinkConversation(Conversation):
 
     def on_frame(self, frame: str | bytes) -> None:
         """Answer a frame."""
-        link = self._link
-        if self.draining:
-            return  # the requests before it are answered
-        link.receive(frame)
-        if link.running_chars > MAX_RUNNING_CHARS:
-            self.awaits_progress = True
-            self.connection.pause()
+        self._link.receive(frame)
+
+    def pause(self) -> None:
+        """Read no further frame until some of the running requests are answered."""
+        self.awaits_progress = True
+        self.connection.pause()
 
     def drain(self) -> None:
         """End the conversation after the running requests."""
@@ -710,6 +713,7 @@ class LinkConversation(Conversation):
         """Attach to an existing link, and send the frames that the client has not read."""
         fields = {"taken": dumps(link.last_id), "lease_s": dumps(link.lease_s)}
         self._link = link
+        self.connection.on_frame = link.receive
         link.attach(self)
         link.frames.read = request.read
         self.connection.send(wire.encode_reply(request.id, fields))

@@ -21,7 +21,7 @@ LACKING = {
     "openenv.core.harness:TrainingTrace": {"unique_calls"},
     "openenv.core.harness:TrainingTurn": {"validate_capture"},
     "openenv.core.env_server.mcp_environment:MCPEnvironment": {"reset_async", "render_web", "web_actions"},
-    # The server's own sessions: /metrics counts them.
+    # The server's own sessions: /metrics and `ropewalk top` count them.
     "openenv.core.env_server.http_server:HTTPEnvServer": {
         "active_sessions",
         "concurrency_config",
@@ -30,11 +30,6 @@ LACKING = {
         "is_concurrency_safe",
         "max_concurrent_envs",
     },
-    # `ropewalk list` describes what is installed.
-    "openenv:AutoEnv": {"get_env_info", "list_environments"},
-    "openenv.auto.auto_env:AutoEnv": {"get_env_info", "list_environments"},
-    "openenv:AutoAction": {"get_action_info", "list_actions"},
-    "openenv.auto.auto_action:AutoAction": {"get_action_info", "list_actions"},
     "openenv.core.env_server.web_interface:WebInterfaceManager": {
         "MAX_ACTION_LOGS",
         "connect_websocket",
