@@ -71,10 +71,10 @@ def containable(error: BaseException) -> Exception | SystemExit:
     return contain(error)
 
 
-def outcome_of(fn: Callable[[], Any]) -> Outcome:
+def outcome_of(fn: Callable[..., Any], *args: Any) -> Outcome:
     """Call a function and return its outcome."""
     try:
-        return True, fn()
+        return True, fn(*args)
     except BaseException as error:
         return False, containable(error)
 
@@ -116,16 +116,21 @@ class ThreadCall:
 
     Attributes:
         work: The function to call.
+        args: Its arguments.
         mailbox: Delivers the outcome.
         started: Whether a thread has started it; guarded by the pool's lock, like the next two.
         thread: The thread that runs it.
         abandoned: Whether no thread is to start it, or the thread that runs it has been replaced.
     """
 
-    work: Callable[[], Any]
+    __slots__ = ("abandoned", "args", "mailbox", "started", "thread", "work")
+
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
     mailbox: _Mailbox
-    thread: "_Thread | None" = None
-    started = abandoned = False
+    started: bool
+    thread: "_Thread | None"
+    abandoned: bool
 
     def settle(self, outcome: Outcome) -> None:
         """Take the outcome, on the event loop."""
@@ -135,8 +140,11 @@ class ThreadCall:
 class _FunctionCall(ThreadCall):
     """A call whose outcome a callback takes."""
 
+    __slots__ = ("_on_outcome",)
+
     def __init__(self, work: Callable[[], Any], on_outcome: Callable[[Outcome], None]) -> None:
         self.work = work
+        self.args = ()
         self._on_outcome = on_outcome
 
     def settle(self, outcome: Outcome) -> None:
@@ -162,7 +170,7 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         while (call := self._pool.next_call(self)) is not None:
-            call.mailbox.post(call, outcome_of(call.work))
+            call.mailbox.post(call, outcome_of(call.work, *call.args))
             del call  # an idle thread must not keep what the call refers to alive
 
 
@@ -201,7 +209,8 @@ class ThreadPool:
         loop = asyncio.get_running_loop()
         if mailbox is None or mailbox.loop is not loop:
             mailbox = self._mailbox = _Mailbox(loop)
-        call.mailbox = mailbox
+        call.mailbox, call.thread = mailbox, None
+        call.started = call.abandoned = False
         self._closed = False
         self._queue.append(call)
         if not mailbox.dispatch_scheduled:

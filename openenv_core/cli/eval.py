@@ -99,9 +99,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--agent-sandbox",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         default=None,
-        help="confine an agent's program to an empty folder and to the model and the tools, of all networks (Linux)",
+        help="whether an agent's program is confined to an empty folder and, of all networks, to model and tools "
+        "(where this machine permits it)",
     )
     group = parser.add_argument_group("sessions")
     group.add_argument("--sessions", type=int, metavar="N", help="concurrent episodes (64)")

@@ -38,7 +38,7 @@ from openenv_core.protocol.http import (
     retry_after,
 )
 from openenv_core.proxies import proxy_for, tls_context
-from openenv_core.tracing import current_traceparent
+from openenv_core.tracing import current_traceparent, tracer
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds for which an idle connection is reused. Servers close theirs after 5 s, which must not cross a request."""
@@ -182,7 +182,7 @@ class HttpCarrier(Carrier):
 
     async def _send(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.is_sessionless else {SESSION_HEADER: self._session_id}
-        if (parent := current_traceparent()) is not None:
+        if tracer() is not None and (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"

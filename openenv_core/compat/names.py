@@ -218,10 +218,22 @@ MODULES: Final[Mapping[str, Module]] = {
         | _names_in(
             "openenv_core.compat.harness_rollouts",
             "HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession MCPHarnessAdapter ModelStep "
-            "ModelStepResult ToolTraceEntry TraceEntry TrainableSession TrainingTrace TrainingTurn",
-        ),
+            "ModelStepResult RolloutEvent ToolTraceEntry TraceEntry TrainableSession TrainingTrace TrainingTurn",
+        )
+        | _names_in(
+            "openenv_core.compat.harness_sessions",
+            "CLIHarnessAdapter SessionMCPBridge StepEnvSessionAdapter build_harness_rollout_func",
+        )
+        | _names_in("openenv_core.tools", "RESERVED_TOOL_NAMES"),
         default_reason="drivers of coding agents",
         package=True,
+    ),
+    "openenv.core.harness.collect": Module(
+        _names_in(
+            "openenv_core.compat.harness_collect",
+            "CollectResult CollectRunner EpisodeRecord METADATA_FILENAME README_FILENAME RESULTS_FILENAME "
+            "RolloutSerializer build_dataset_readme build_model_step push_to_hf_hub",
+        )
     ),
     "openenv.core.harness.capture": Module(default_reason="capture of agents' calls", package=True),
     "openenv.core.harness.capture.upstream": Module(

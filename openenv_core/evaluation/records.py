@@ -71,7 +71,7 @@ class EvaluationSettings(BaseModel):
     patience_s: PositiveFloat = 60.0
     agent: str | None = None
     agent_timeout_s: PositiveFloat = 600.0
-    agent_sandbox: bool = False
+    agent_sandbox: bool | None = None
 
     @property
     def places(self) -> list[tuple[str, str, str | None]]:

@@ -6,6 +6,7 @@ from openenv_core.errors import make_lazy_getattr
 from openenv_core.providers.base import AnyProvider, Provider
 
 if TYPE_CHECKING:
+    from openenv_core.providers.claims import ClaimFleet
     from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
     from openenv_core.providers.docker.fleet import DockerFleet
     from openenv_core.providers.fleet import ServerFleet
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnyProvider",
+    "ClaimFleet",
     "ContainerOptions",
     "DockerFleet",
     "DockerPool",
@@ -32,6 +34,7 @@ __all__ = [
 __getattr__ = make_lazy_getattr(
     globals(),
     {
+        "ClaimFleet": "openenv_core.providers.claims",
         "ContainerOptions": "openenv_core.providers.docker",
         "DockerFleet": "openenv_core.providers.docker.fleet",
         "DockerPool": "openenv_core.providers.pool",

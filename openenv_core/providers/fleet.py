@@ -23,6 +23,7 @@ ENGINES: Final[Mapping[str, str]] = {
     "ray": "openenv_core.providers.ray:RayFleet",
     "docker": "openenv_core.providers.docker.fleet:DockerFleet",
     "kubernetes": "openenv_core.providers.kubernetes:KubernetesFleet",
+    "agent-sandbox": "openenv_core.providers.claims:ClaimFleet",
 }
 
 READY_TIMEOUT_S: Final = 300.0
@@ -319,8 +320,8 @@ def open_fleet(engine: str, target: str, servers: int, options: Mapping[str, Any
     """Return a fleet that is not started yet.
 
     Args:
-        engine: `ray`, `docker` or `kubernetes`.
-        target: What Ray's servers serve, as for `ropewalk serve`; the image of containers on the others.
+        engine: `ray`, `docker`, `kubernetes` or `agent-sandbox`.
+        target: What Ray's servers serve, as for `ropewalk serve`; the image of containers, or the pool of sandboxes.
         servers: Number of servers.
         options: Further arguments of the fleet's class.
 

@@ -27,6 +27,15 @@ from rl_bridge.config.sections import (
     Section,
     TrainerConfig,
 )
+from rl_bridge.config.self_play import (
+    FROZEN,
+    POLICY,
+    Seating,
+    SelfPlayConfig,
+    is_checkpoint,
+    make_seatings,
+    require_siblings,
+)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """A run's name: a single folder's, so that it cannot lead elsewhere."""
@@ -100,9 +109,16 @@ class EnvConfig(Section):
     among the environments if there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, apart from the seed."""
-    seats: tuple[str, ...] = ()
+    seats: tuple[str, ...] | dict[str, str] = ()
     """Self-play in training: the seats of a game that the policy plays at once and is trained in, each with a baseline
-    of its own. Others are played by the server, as `reset` says; so are all but one in held-out episodes."""
+    of its own; or who plays each seat: `policy`, `frozen` (a version of the policy, see `self_play`), the folder of a
+    checkpoint of the same model, `package.module:function` (an observation in, an action out), or `server:NAME`, a
+    policy of the environment's. Others are played by the server, as `reset` says; so are all but one in held-out
+    episodes."""
+    trained_seats: tuple[str, ...] = ()
+    """Those of the policy's seats that it is trained in; by default all of them."""
+    exchange_seats: bool = False
+    """Whether the players change seats from table to table of a group, so that the policy is trained in each seat."""
     connect_timeout_s: Seconds = 30.0
     """How long opening a session may take."""
     reset_timeout_s: Seconds = 30.0
@@ -121,6 +137,17 @@ class EnvConfig(Section):
     """With several environments: the number of groups in this one for each group in one of weight 1."""
 
     @property
+    def players(self) -> dict[str, str]:
+        """Who plays each of `seats`."""
+        return self.seats if isinstance(self.seats, dict) else dict.fromkeys(self.seats, POLICY)
+
+    @property
+    def seatings(self) -> tuple[Seating, ...]:
+        """The seatings of successive tables of a group; none without `seats`."""
+        own_seats = [seat for seat, player in self.players.items() if player == POLICY]
+        return make_seatings(self.players, self.trained_seats or own_seats, exchange=self.exchange_seats)
+
+    @property
     def urls(self) -> tuple[str, ...]:
         """The addresses in `url`."""
         return (self.url,) if isinstance(self.url, str) else self.url or ()
@@ -129,10 +156,17 @@ class EnvConfig(Section):
     def _check(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
-        if len(set(self.seats)) != len(self.seats) or len(self.seats) == 1:
+        if len(self.players) != len(self.seats) or len(self.seats) == 1:
             raise ValueError(
                 f"expected the names of two seats or more in env.seats, got {list(self.seats)}; one seat is trained by "
                 "env.reset.seat"
+            )
+        own_seats = [seat for seat, player in self.players.items() if player == POLICY]
+        if self.seats and not own_seats:
+            raise ValueError(f"expected {POLICY} at one of env.seats or more, got {self.players}")
+        if unknown := [seat for seat in self.trained_seats if seat not in own_seats]:
+            raise ValueError(
+                f"expected env.trained_seats among those of {POLICY}, {own_seats}, got {unknown}"
             )
         if sum(source is not None for source in (self.app, self.image, self.url)) != 1:
             raise ValueError(
@@ -337,6 +371,8 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    self_play: SelfPlayConfig = SelfPlayConfig()
+    metrics: MetricsConfig = MetricsConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
 
@@ -369,6 +405,25 @@ class Config(Section):
         if self.monarch.roles.reference.ranks == 1:
             return ParallelConfig()
         return ParallelConfig(tp=parallel.tp, ep=parallel.ep)
+
+    @property
+    def _opponent_sources(self) -> set[str]:
+        players = {player for env in self.environments.values() for player in env.players.values()}
+        return {player for player in players if player == FROZEN or is_checkpoint(player)}
+
+    @property
+    def opponent_source(self) -> str | None:
+        """Who plays seats in training with weights of its own: `frozen`, or a checkpoint's folder; None: nobody."""
+        return next(iter(self._opponent_sources), None)
+
+    @property
+    def has_opponent(self) -> bool:
+        """Whether a generator plays opponents, in training or in the cross-table."""
+        if self.opponent_source is not None:
+            return True
+        has_table = self.self_play.deals and any(env.seats for env in self.environments.values())
+        others = self.self_play.pool_interval or any(map(is_checkpoint, self.self_play.opponents))
+        return bool(has_table and others)
 
     @property
     def has_reference(self) -> bool:
@@ -423,12 +478,13 @@ class Config(Section):
         for env in self.environments.values():
             if env.seats and self.rollout.agent is not None:
                 raise ValueError("expected no rollout.agent with env.seats: an agent plays one seat")
-            tables, rest = divmod(self.rollout.group_size, max(1, len(env.seats)))
-            if env.seats and (rest or tables < 2):
-                raise ValueError(
-                    f"expected rollout.group_size to be a multiple of the number of env.seats, {len(env.seats)}, and "
-                    f"at least twice it, got {self.rollout.group_size}: a group has several siblings of each seat"
-                )
+            if env.seats:
+                require_siblings(env.seatings, self.rollout.group_size)
+        if len(sources := self._opponent_sources) > 1:
+            raise ValueError(
+                f"expected one opponent with weights of its own in env.seats, got {', '.join(sorted(sources))}: one "
+                "generator plays them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -462,6 +518,7 @@ class Config(Section):
                 self.monarch,
                 num_workers=workers,
                 reference=self.has_reference,
+                opponent=self.has_opponent,
                 tensor_parallel=self.generator.tensor_parallel,
             )
             self._set_derived(monarch=monarch)
@@ -495,6 +552,8 @@ class Config(Section):
         if not self.monarch.colocate:
             return self
         policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
+        if self.has_opponent:
+            raise ValueError("expected no monarch.colocate with opponents that have weights of their own")
         if self.monarch.join_port is not None:
             raise ValueError(
                 "expected no monarch.join_port with monarch.colocate: hosts that join have no trainer"

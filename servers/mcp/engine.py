@@ -36,8 +36,7 @@ from servers.mcp.requests import (
     Exchange,
     McpRequestRefusedError,
 )
-from servers.routes.answer import answer_request
-from servers.routes.http import CLIENT_LEFT, report_error, while_connected
+from servers.routes.http import CLIENT_LEFT, answer_request, report_error, while_connected
 from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling

@@ -34,8 +34,7 @@ from servers.execution import FATAL
 from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
 from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.metrics import TOOL
-from servers.routes.answer import answer_request
-from servers.routes.http import report_error
+from servers.routes.http import answer_request, report_error
 from servers.sessions import EnvironmentSession, MethodRequest, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling, ToolRefusedError
 

@@ -20,7 +20,7 @@ from servers.execution import cancel_task
 from servers.mcp.context import RequestOrigin
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
-from servers.routes.answer import answer_request
+from servers.routes.http import answer_request
 from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
 from servers.tooling import Tooling

@@ -27,8 +27,8 @@ from openenv_core.protocol.frames import (
 )
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL
-from servers.routes.answer import answer_request
 from servers.routes.http import (
+    answer_request,
     json_answer,
     json_body,
     refusal_response,

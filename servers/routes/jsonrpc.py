@@ -16,8 +16,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL
 from servers.metrics import TOOL
-from servers.routes.answer import answer_request
-from servers.routes.http import json_answer, report_error, respond, wait_of
+from servers.routes.http import answer_request, json_answer, report_error, respond, wait_of
 from servers.security import owner_of
 from servers.sessions import REQUEST_WAIT_S, EnvironmentSession, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling

@@ -46,7 +46,7 @@ from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameDialect
 from servers.security import owner_of
 from servers.sessions import EnvironmentSession, SessionBusyError, SessionTable, UnknownSessionError
 from servers.sessions.batch import BatchRound, Member, MemberCall, SessionBatch
-from servers.sessions.session import RequestCall
+from servers.sessions.session import EnvironmentCall, RequestCall
 from servers.threads import Outcome
 
 logger = logging.getLogger("servers")
@@ -387,7 +387,7 @@ class Link:
                     return
                 request.called = member.session
                 if type(parsed) is Close:
-                    request.work, request.on_loop = _do_nothing, True
+                    EnvironmentCall.__init__(request, _do_nothing, on_loop=True)
                 else:
                     request.bind(member.session, parsed, traceparent=head.traceparent)
                 member.session.submit(request)

@@ -13,9 +13,15 @@ from pydantic import BaseModel, ConfigDict
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL
-from servers.routes.answer import answer_request
 from servers.routes.description import answer, body, describe_own, problem
-from servers.routes.http import json_answer, read_model, refusal_response, report_error, respond
+from servers.routes.http import (
+    answer_request,
+    json_answer,
+    read_model,
+    refusal_response,
+    report_error,
+    respond,
+)
 from servers.security import owner_of
 from servers.sessions import MethodRequest, SessionTable
 

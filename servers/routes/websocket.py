@@ -22,8 +22,8 @@ from servers.routes.connection import Connection, Message, Receive, Send, connec
 from servers.routes.http import report_error, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, Phase, SessionTable, Ticket
-from servers.sessions.session import RequestCall
+from servers.sessions import EnvironmentSession, SessionTable, Ticket
+from servers.sessions.session import ENDED, RequestCall
 
 logger = logging.getLogger("servers")
 
@@ -276,7 +276,7 @@ class _SessionConversation(Conversation):
         if self._metrics.enabled:
             self._metrics.counts.sent_bytes += len(reply) if reply.isascii() else size_of(reply)
         self.connection.send(reply)
-        if self._frames_ahead or self.draining or self._session.phase is Phase.ENDED:  # type: ignore[union-attr]
+        if self._frames_ahead or self.draining or self._session.phase is ENDED:  # type: ignore[union-attr]
             self._finish_request()
         else:
             self._busy = False
@@ -328,12 +328,15 @@ class FrameCall(RequestCall):
         received_at: As of `RequestCall`.
     """
 
+    __slots__ = ("_conversation",)
+
     encode = staticmethod(frames.encode_observation)
     encode_state = staticmethod(frames.encode_state)
 
     def __init__(self, conversation: _SessionConversation, received_at: float) -> None:
         self._conversation = conversation
         self.received_at = received_at
+        self.request_id = None
 
     def reply(self, reply: str) -> None:
         """Send the reply."""
@@ -364,9 +367,9 @@ class FrameDialect:
         except FATAL as error:  # the author's validators may raise anything
             conversation.reply(self.encode_error(error))
             return True
-        if isinstance(request, Close):
+        if type(request) is Close:
             return False
-        if isinstance(request, Mcp):
+        if type(request) is Mcp:
             conversation.start(self.answer_mcp(session, request, len(frame)))
         else:
             conversation.call = call = FrameCall(conversation, received_at)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from copy import copy
 from functools import partial
 from random import Random
 from typing import Any, Final, TypeAlias
@@ -149,7 +150,8 @@ class GameTable:
         self._check(player, action)
         self._actions[self._accept(player)] = action
         if len(self._actions) < self._expected and not self.over:
-            return self._reply_or_wait(player)  # type: ignore[no-any-return]
+            # None of the game's seats is shown anything; a player of several may have to act for the next.
+            return self.wait(player) if len(player.seats) == 1 else self._reply_or_wait(player)
         return self._run(self._advance, player)  # type: ignore[no-any-return]
 
     async def _act_in_thread(self, player: Player, action: Any) -> Observation:
@@ -246,7 +248,7 @@ class GameTable:
     def _advance(self) -> None:
         """Play until a player has to act, or all that sit here have ended."""
         moves = 0
-        while not self.over and not self._have_all_ended():
+        while not (self.over or ((self._ended or not self.players) and self._have_all_ended())):
             if self._vacant:
                 self._replace(self._vacant.pop())
                 continue
@@ -270,8 +272,7 @@ class GameTable:
 
     def _have_all_ended(self) -> bool:
         """Whether no player is left that can be shown anything."""
-        ended = self._ended
-        return not self.players or bool(ended and all(ended.issuperset(each.seats) for each in self.players))
+        return all(self._ended.issuperset(each.seats) for each in self.players)
 
     def _continue_later(self) -> None:
         """Have the policies play on once the event loop has served others."""
@@ -295,13 +296,15 @@ class GameTable:
                     name = self._game_type.__name__
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
-        turn = self._game.turn
+        turn, ended = dict.fromkeys(self._game.turn), self._ended
         # At the end, the seat that would act next is shown first.
-        self._turn = list(turn) if self.over else [seat for seat in turn if seat not in self._ended]
+        self._turn = list(turn) if self.over or not ended else [seat for seat in turn if seat not in ended]
         self._count_expected()
 
     def _count_expected(self) -> None:
-        self._expected = len({seat for seat in self._turn if seat not in self.policies})
+        self._expected = (
+            sum(seat not in self.policies for seat in self._turn) if self.policies else len(self._turn)
+        )
 
     def _show(self, seat: str, observation: Observation) -> None:
         self._latest[seat] = observation
@@ -333,13 +336,12 @@ class GameTable:
             reward = player.rewards.pop(seat, None)
             if reward == observation.reward:
                 return observation
-            return observation.model_copy(update={"reward": reward})
+            return _copy_with(observation, reward=reward)
         rewards, player.rewards = player.rewards, {}
         fresh, player.fresh = player.fresh, {}
         others = {each: self._describe(each, rewards.get(each)) for each in fresh if each != seat}
         metadata = {**observation.metadata, SEAT: seat, OTHERS: others}
-        update = {"reward": rewards.get(seat), "done": done, "metadata": metadata}
-        return observation.model_copy(update=update)
+        return _copy_with(observation, reward=rewards.get(seat), done=done, metadata=metadata)
 
     def _find_acting_seat(self, player: Player) -> str | None:
         if self.over:
@@ -413,6 +415,13 @@ class GameTable:
             for each in [each for each in self._game_type.seats if each not in self._ended]:
                 cut = {"done": True, "truncated": True, "terminated": False, "reward": None}
                 self._show(each, self._latest[each].model_copy(update=cut))
+
+
+def _copy_with(observation: Observation, **fields: Any) -> Observation:
+    """Return a copy with other values, as `model_copy` does in twice the time."""
+    copied = copy(observation)
+    vars(copied).update(fields)
+    return copied
 
 
 async def _await_reply(running: asyncio.Task[Any]) -> Any:

@@ -72,6 +72,19 @@ class MemberCall(EnvironmentCall):
         round: Told when the call has ended.
     """
 
+    __slots__ = (
+        "_is_reset",
+        "action",
+        "autoreset",
+        "encode",
+        "final",
+        "member",
+        "options",
+        "outcome",
+        "round",
+        "spent_s",
+    )
+
     round: "BatchRound"
 
     def __init__(
@@ -82,8 +95,8 @@ class MemberCall(EnvironmentCall):
         action: Any = None,
         autoreset: str | None = None,
     ) -> None:
+        super().__init__(self._play, on_loop=True)
         plan = member.session.plan
-        self.work = self._play
         self.member = member
         self.encode = encode
         self.options = options

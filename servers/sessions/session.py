@@ -22,7 +22,7 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
 from openenv_core import Action, Environment, Observation, unscored_reason
-from openenv_core.outcomes import SCORES, UNSCORED
+from openenv_core.outcomes import SCORES, UNSCORED, is_plain
 from openenv_core.pending import Pending
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.frames import ReadState, Reset
@@ -44,7 +44,7 @@ MAX_WAITING: Final = 32
 
 Options: TypeAlias = Mapping[str, Any]
 
-_NO_OPTIONS: Final[Options] = MappingProxyType({})
+NO_OPTIONS: Final[Options] = MappingProxyType({})
 _PLAIN_NUMBERS: Final = frozenset({float, int, bool})
 _MAX: Final = float_info.max
 
@@ -63,6 +63,10 @@ class Phase(Enum):
     ENDED = auto()
 
 
+ENDED: Final = Phase.ENDED
+"""For speed: CPython 3.11 takes as long for a member of an enum as for two calls."""
+
+
 class Attachment(Protocol):
     """A WebSocket, or what stands for it while it is broken, that uses a standing session."""
 
@@ -74,7 +78,8 @@ class EnvironmentCall(ThreadCall):
     """One call of an environment, from its submission to its outcome; subclasses take the outcome.
 
     Attributes:
-        work: The function to call. If it returns a coroutine or a `Pending`, that is awaited on the event loop.
+        work: The function to call with `args`. If it returns a coroutine or a `Pending`, that is awaited on the event
+            loop.
         on_loop: Whether to call it on the event loop, rather than in a thread.
         session: The session that it was submitted to.
         in_pool: Whether it waits for a thread or runs in one.
@@ -82,15 +87,19 @@ class EnvironmentCall(ThreadCall):
         task: Awaits what `work` has returned; if that is a future, itself.
     """
 
-    on_loop: bool
-    # Defaults that stay in the class are not set for each call.
-    session: "EnvironmentSession | None" = None
-    in_pool = is_timed = False
-    task: "asyncio.Future[Any] | None" = None
+    __slots__ = ("in_pool", "is_timed", "on_loop", "session", "task")
+
+    session: "EnvironmentSession"
+
+    def __init__(self, work: Callable[..., Any], on_loop: bool, args: tuple[Any, ...] = ()) -> None:
+        self.work = work
+        self.args = args
+        self.on_loop = on_loop
+        self.in_pool = self.is_timed = False
+        self.task: asyncio.Future[Any] | None = None
 
     def settle(self, outcome: Outcome) -> None:
         """Take what a thread has returned."""
-        assert self.session is not None
         self.session.settle(self, outcome)
 
     @abstractmethod
@@ -103,6 +112,8 @@ class EnvironmentCall(ThreadCall):
 
 class ResultCall(EnvironmentCall):
     """A call whose caller awaits its `result`."""
+
+    __slots__ = ()
 
     result: "asyncio.Future[Any]"
 
@@ -118,11 +129,12 @@ class ResultCall(EnvironmentCall):
 class AwaitedCall(ResultCall):
     """A call of a function whose caller awaits its `result`. `on_unclaimed` takes a result that nobody takes."""
 
+    __slots__ = ("_on_unclaimed", "result")
+
     def __init__(
         self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], None] | None = None
     ) -> None:
-        self.work = work
-        self.on_loop = on_loop
+        super().__init__(work, on_loop)
         self._on_unclaimed = on_unclaimed
         self.result = asyncio.get_running_loop().create_future()
 
@@ -152,15 +164,16 @@ class RequestCall(EnvironmentCall):
         counts: What it is counted in; None for a request other than a reset, step or call of a tool.
     """
 
+    __slots__ = ("counts", "received_at", "request_id")
+
     received_at: float
-    request_id: int | None = None
-    counts: CallCounts | None = None
+    request_id: int | None
 
     def bind(
         self,
         session: "EnvironmentSession",
         request: Any,
-        options: Options = _NO_OPTIONS,
+        options: Options = NO_OPTIONS,
         traceparent: str | None = None,
     ) -> None:
         """Make it the call of a session for what the dialect has decoded: an action, or a request of another kind.
@@ -171,30 +184,31 @@ class RequestCall(EnvironmentCall):
             options: Options of a step beside the action.
             traceparent: W3C trace context of the client's span, if any.
         """
+        self.in_pool = self.is_timed = False
+        self.task = None
+        self.args = ()
+        self.counts: CallCounts | None = None
         kind = type(request)
         if kind is ReadState:
             self.work, self.on_loop = session.read_state, session.plan.on_loop
             return
         if kind is MethodRequest:
-            self.work = partial(session.invoke_method, request.name, request.args, request.wait)
+            self.work, self.args = session.invoke_method, (request.name, request.args, request.wait)
             self.on_loop = session.is_on_loop(getattr(session.environment, request.name, None))
             return
         if kind is Reset:
             self.counts = session.metrics.counts.calls[RESET]
-            self.work, self.on_loop = (
-                partial(session.invoke_reset, request.options),
-                session.plan.reset_on_loop,
-            )
+            self.work, self.args = session.invoke_reset, (request.options,)
+            self.on_loop = session.plan.reset_on_loop
         else:
             self.counts = session.step_counts
-            self.work, self.on_loop = (
-                partial(session.invoke_step, request, options),
-                session.plan.step_on_loop,
-            )
+            self.work, self.args = session.invoke_step, (request, options)
+            self.on_loop = session.plan.step_on_loop
         if traceparent is not None:
             name = "reset" if kind is Reset else "step"
             span = partial(served_span, traceparent, name, session.metrics.environment)
-            self.work = partial(_work_traced, session, span, self.received_at, self.work, self.on_loop)
+            work = partial(self.work, *self.args)
+            self.work, self.args = _work_traced, (session, span, self.received_at, work, self.on_loop)
             self.on_loop = True
 
     def deliver(self, outcome: Outcome) -> None:
@@ -214,7 +228,7 @@ class RequestCall(EnvironmentCall):
             elapsed_s = perf_counter() - self.received_at
             counts.buckets[0 if elapsed_s < BUCKETS_S[0] else bisect_left(BUCKETS_S, elapsed_s)] += 1
             counts.seconds += elapsed_s
-            counts.environment_s += self.session.spent_s  # type: ignore[union-attr]  # it was submitted
+            counts.environment_s += self.session.spent_s
         self.reply(reply)
 
     @abstractmethod
@@ -341,6 +355,7 @@ class EnvironmentSession:
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
+        self._observation_type: type | None = None  # of the last step
         self._call: EnvironmentCall | None = None
         self._waiting: deque[EnvironmentCall] = deque()
         self._idle: asyncio.Future[None] | None = None  # done when no call runs
@@ -387,7 +402,7 @@ class EnvironmentSession:
             nested: It is part of the call that runs, and of its time.
         """
         if not nested:
-            if self._call is not None or self.phase is Phase.ENDED:
+            if self._call is not None or self.phase is ENDED:
                 self._defer(call)
                 return
             self._call = call
@@ -399,7 +414,7 @@ class EnvironmentSession:
             self._pool.enqueue(call)
         else:
             try:
-                outcome = True, call.work()
+                outcome = True, call.work(*call.args)
             except BaseException as error:
                 outcome = False, containable(error)
             kind = type(outcome[1])
@@ -446,7 +461,7 @@ class EnvironmentSession:
         elif (error := future.exception()) is not None:
             outcome = False, containable(error)
         else:
-            outcome = outcome_of(partial(pending.finish, future.result()))
+            outcome = outcome_of(pending.finish, future.result())
         self._end_awaited(call, outcome)
 
     def _end_task(self, call: EnvironmentCall, task: asyncio.Task[Outcome]) -> None:
@@ -602,16 +617,21 @@ class EnvironmentSession:
             self.spent_s = perf_counter() - started_at
         return self._then(result, self._begin_episode)
 
-    def invoke_step(self, action: Action, options: Options = _NO_OPTIONS) -> Any:
+    def invoke_step(self, action: Action, options: Options = NO_OPTIONS) -> Any:
         """Apply an action, with those options that the environment accepts; as `invoke_reset`."""
         started_at = perf_counter()
         try:
-            accepted = self.plan.step_options.accept(options) if options else {}
-            result = self._step(action, **accepted)
+            result = (
+                self._step(action, **self.plan.step_options.accept(options))
+                if options
+                else self._step(action)
+            )
         finally:
             self.spent_s = perf_counter() - started_at
-        if Observation not in type(result).__mro__:  # `isinstance` of a model takes as long as a short step
-            return self._then(result, self._check_and_mark)
+        if type(result) is not self._observation_type:  # for speed: `isinstance` of a model is slow
+            if not isinstance(result, Observation):
+                return self._then(result, self._check_and_mark)
+            self._observation_type = type(result)
         reward = result.reward
         if (
             self.unscored is None
@@ -629,7 +649,7 @@ class EnvironmentSession:
         wait: Callable[[Any], Awaitable[Any]] | None = None,
     ) -> Any:
         """Go on with what a method has returned that is no observation; an awaitable is awaited first."""
-        if not inspect.isawaitable(result):
+        if not isinstance(result, asyncio.Future) and not inspect.isawaitable(result):
             return then(result)
         spent_s, awaited_at = self.spent_s, perf_counter()
 
@@ -655,6 +675,8 @@ class EnvironmentSession:
         to a wrong number.
         """
         if self.unscored is None:
+            if is_plain(observation):
+                return observation
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
             return observation

@@ -309,5 +309,22 @@ def test_seats_of_self_play_and_siblings_of_each(file: Path) -> None:
     assert load_config(file, ["env.seats=[a,b]"]).environment.seats == ("a", "b")
     assert "the names of two seats or more" in refusal(file, "env.seats=[a]")
     assert "the names of two seats or more" in refusal(file, "env.seats=[a,a]")
-    assert "a multiple of the number of env.seats, 3" in refusal(file, "env.seats=[a,b,c]")
-    assert "at least twice it, got 2" in refusal(file, "env.seats=[a,b]", "rollout.group_size=2")
+    assert "a multiple of the number of trained env.seats, 3" in refusal(file, "env.seats=[a,b,c]")
+    few = refusal(file, "env.seats=[a,b]", "rollout.group_size=2")
+    assert "at least two siblings of each seat, got 2" in few
+    lone = ("env.seats={a: policy, b: frozen}", "rollout.group_size=2")
+    assert load_config(file, lone).environment.players == {"a": "policy", "b": "frozen"}
+    assert "2 with exchange_seats" in refusal(file, *lone, "env.exchange_seats=true")
+
+
+def test_opponents_of_self_play(file: Path) -> None:
+    frozen = "env.seats={a: policy, b: frozen}"
+    assert load_config(file, [frozen]).opponent_source == "frozen"
+    assert load_config(file, ["env.seats={a: policy, b: runs/x/policy}"]).opponent_source == "runs/x/policy"
+    served = load_config(file, ["env.seats={a: policy, b: 'server:random', c: 'x:f'}"])
+    assert (served.opponent_source, served.has_opponent) == (None, False)
+    assert load_config(file, ["env.seats=[a,b]", "self_play.pool_interval=5"]).has_opponent
+    assert not load_config(file, ["self_play.pool_interval=5"]).has_opponent
+    assert "expected policy at one of env.seats" in refusal(file, "env.seats={a: frozen, b: frozen}")
+    assert "['a'], got ['b']" in refusal(file, frozen, "env.trained_seats=[b]")
+    assert "one opponent with weights" in refusal(file, "env.seats={a: policy, b: frozen, c: runs/x}")
