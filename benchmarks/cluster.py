@@ -48,7 +48,7 @@ from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.worker import ActiveAssignment, Player
+from rl_bridge.rollout.worker import ActiveAssignment, EpisodePlayer
 from rl_bridge.services.balancer import Balancer
 from rl_bridge.services.handle import BalancedEndpoints, Fanout, LocalService, LocalTarget
 from rl_bridge.types import Ending, PolicyVersion, Trajectory, TurnSummary
@@ -194,7 +194,7 @@ class _Session:
     async def close(self) -> None: ...
 
 
-class Worker(Player[EpisodeSettings]):
+class Worker(EpisodePlayer):
     """A rollout worker whose episodes hold a session for as long as they would take."""
 
     def __init__(self, cluster: Cluster, config: Config, generators: "Generators") -> None:
@@ -218,12 +218,6 @@ class Worker(Player[EpisodeSettings]):
 
     async def _reply(self, message: bytes) -> bytes:
         return pickle.dumps(await super().play(pickle.loads(message)))
-
-    async def begin(
-        self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack
-    ) -> EpisodeSettings:
-        """See `Player.begin`."""
-        return active.assignment.settings
 
     async def attempt(
         self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, start: EpisodeSettings

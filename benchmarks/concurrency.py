@@ -11,7 +11,6 @@ the best fixed number of groups in flight:
 import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import EpisodeSettings, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.worker import ActiveAssignment, Player
+from rl_bridge.rollout.worker import ActiveAssignment, EpisodePlayer
 from rl_bridge.services.handle import LocalService
 from rl_bridge.types import Ending, Trajectory, TurnSummary
 
@@ -80,7 +79,7 @@ class Engine:
         self.answered += 1
 
 
-class Worker(Player[EpisodeSettings]):
+class Worker(EpisodePlayer):
     """Plays episodes of some turns, each an answer and a step."""
 
     def __init__(self, plan: Plan, engine: Engine) -> None:
@@ -91,12 +90,6 @@ class Worker(Player[EpisodeSettings]):
         self._episodes = 0
         self.latency = 1.0
         """How many times as long a step takes."""
-
-    async def begin(
-        self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack
-    ) -> EpisodeSettings:
-        """See `Player.begin`."""
-        return active.assignment.settings
 
     async def attempt(
         self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, start: EpisodeSettings

@@ -1,6 +1,8 @@
-"""The time of a connect to one of several servers, compared with a connect to the one that it chose.
+"""The time of a connect to one of several servers, compared with a connect to a given one.
 
-In alternating rounds, with servers of BlackJack in processes of this machine:
+`fleet` connects one client after another; `fleet, first` has forgotten what it knew of the servers' loads, as a program
+at its first connect, or a second after the last one. In alternating rounds, with servers of BlackJack in processes of
+this machine. CPU time is the client's and the servers' together:
   python -m benchmarks.connects             seconds
   python -m benchmarks.connects --quick     does it run?
 """
@@ -13,14 +15,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.harness import Bar, Benchmark, Measurements, at_most, in_rounds, main, setting
-from benchmarks.processes import serve_command, serving
+from benchmarks.processes import Server, serve_command, serving
 from openenv_core import GenericEnvClient
+from openenv_core.client.servers import forget_loads
 
 SERVERS: Final = 4
 EXTRA_MS: Final = 2.0
 """The bar: how much longer the choice may take."""
 
 CONNECT: Final = "connect, ms"
+CPU: Final = "CPU of a connect, ms"
+SUBJECTS: Final = ("fleet", "fleet, first", "direct")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,28 +39,39 @@ def measure(plan: Plan, measurements: Measurements) -> None:
     """Connect both ways, in alternating rounds."""
     with ExitStack() as stack:
         command = serve_command("envs.blackjack_env.server.app:app")
-        urls = [stack.enter_context(serving(command, {})).url for _ in range(SERVERS)]
-        asyncio.run(_connects(measurements, urls, plan))
+        servers = [stack.enter_context(serving(command, {})) for _ in range(SERVERS)]
+        asyncio.run(_connects(measurements, servers, plan))
 
 
-async def _connects(measurements: Measurements, urls: list[str], plan: Plan) -> None:
-    for number, subject in in_rounds(plan.rounds, ("fleet", "direct")):
-        client = GenericEnvClient(urls if subject == "fleet" else urls[number % SERVERS])
-        began = time.perf_counter()
+async def _connects(measurements: Measurements, servers: list[Server], plan: Plan) -> None:
+    urls = [server.url for server in servers]
+    for number, subject in in_rounds(plan.rounds, SUBJECTS):
+        if subject == "fleet, first":
+            forget_loads()
+        client = GenericEnvClient(urls[number % SERVERS] if subject == "direct" else urls)
+        cpu, began = _cpu_ns(servers), time.perf_counter()
         await client.connect()
         measurements.add(CONNECT, subject, "", 1e3 * (time.perf_counter() - began))
+        measurements.add(CPU, subject, "", 1e-6 * (_cpu_ns(servers) - cpu))
         await client.close()
 
 
+def _cpu_ns(servers: list[Server]) -> int:
+    return time.process_time_ns() + sum(server.cpu_ns() for server in servers)
+
+
 def bars(measurements: Measurements) -> Iterator[Bar]:
-    """Yield the bar of the difference."""
-    fleet, direct = (measurements.median(CONNECT, subject) for subject in ("fleet", "direct"))
-    if fleet is not None and direct is not None:
-        yield from at_most("connect: fleet - direct, ms", fleet - direct, EXTRA_MS)
+    """Yield the bars of the differences."""
+    for figure in (CONNECT, CPU):
+        direct = measurements.median(figure, "direct")
+        for subject in SUBJECTS[:2]:
+            fleet = measurements.median(figure, subject)
+            if fleet is not None and direct is not None:
+                yield from at_most(f"{figure}: {subject} - direct", fleet - direct, EXTRA_MS)
 
 
 BENCHMARK = Benchmark(
-    about=__doc__, plan=Plan, sections=(measure,), tables={"Connects": (CONNECT,)}, bars=bars
+    about=__doc__, plan=Plan, sections=(measure,), tables={"Connects": (CONNECT, CPU)}, bars=bars
 )
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class Together(MultiAgentEnvironment[Say, Sum]):
 
     seats = ("left", "right")
     BLOCKING = False
+    TURN_TIMEOUT_S = 600.0  # players wait while other subjects are measured
 
     def reset(self) -> dict[str, Sum]:
         """Start at zero."""

@@ -140,6 +140,17 @@ def unscored_reason(result: object) -> str | None:
     return None
 
 
+def is_plain(observation: Any) -> bool:
+    """Whether an `Observation` has at a glance nothing for `unscored_reason` to find."""
+    metadata, reward = observation.metadata, observation.reward
+    if SCORES in metadata:
+        return False
+    if reward is not None:
+        return type(reward) is float and math.isfinite(reward)
+    is_marked = observation.done or observation.unscored or UNSCORED in metadata
+    return not (is_marked or "observation" in vars(observation))
+
+
 def _fault_of_number(number: Any) -> str:
     """Return what is wrong with a reward or score, such as "nan"; "" for a finite number, and for what is none."""
     try:

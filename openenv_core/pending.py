@@ -11,7 +11,7 @@ def _return(value: Any) -> Any:
     return value
 
 
-class Pending(Coroutine[Any, Any, T], Generic[T]):
+class Pending(Generic[T]):
     """A coroutine that awaits what a method has returned, and goes on with its result.
 
     Closed before it starts, it closes what it would have awaited, which Python would report as never awaited.
@@ -88,6 +88,9 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
             close()
         if self._on_failure is not None:
             self._on_failure(GeneratorExit())
+
+
+Coroutine.register(Pending)  # as its base, an abstract class, it would make `isinstance` slow
 
 
 def convert(value: Any, then: Callable[[Any], T]) -> T | Pending[T]:

@@ -153,6 +153,7 @@ class Trajectory:
         scores: Scores of the parts of the environment's rubric, by path, summed over the steps.
         seat: The seat that it was played in, if the policy plays several seats of a game; siblings are then compared
             with those of their seat.
+        others: What the session's other seats have earned together; None for an episode without any.
     """
 
     seed: int
@@ -163,6 +164,7 @@ class Trajectory:
     refusal: str | None = None
     scores: dict[str, float] = field(default_factory=dict)
     seat: str = ""
+    others: float | None = None
     summary: TurnSummary | None = None
 
     def summarize(self) -> TurnSummary:
@@ -194,11 +196,13 @@ class Group:
     Attributes:
         id: Its number in the run, counted from 0.
         environment: The name of its environment in the run's configuration.
+        opponent: The version of the policy that played the frozen seats when it began; None without such seats.
     """
 
     id: int = 0
     seed: int
     environment: str = ""
+    opponent: PolicyVersion | None = None
     trajectories: list[Trajectory] = field(default_factory=list)
 
     @property

@@ -32,7 +32,6 @@ PASSED: Final = "passed"
 REASONS: Final = {
     "agents": "drivers of coding agents (openenv.core.harness)",
     "installer": "private modules with the released ways to find, fetch and install environments (openenv.auto._*)",
-    "left": "hosts and harnesses of others, which no environment needs: Daytona, Inspect AI",
     "private": "private attributes of the released classes, what its modules import, its distribution's version",
     "refused": "refused on purpose: an agent's code inside the server",
     "released": "does not pass with the released package either",

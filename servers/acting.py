@@ -8,13 +8,12 @@ from typing import Annotated, Any, Final, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from openenv_core.errors import describe_faults
+from openenv_core.protocol.frames import Reset, encode_model
 from openenv_core.protocol.jsonio import from_json
-from openenv_core.protocol.replies import encode_model
-from openenv_core.protocol.requests import Reset
 from openenv_core.tools import ToolContext, ToolErrorType, ToolResult, ToolSpec
 from openenv_core.types import Action, Observation
-from servers.execution import EnvironmentRunner
 from servers.routes.description import describe_reset
+from servers.sessions import EnvironmentSession
 from servers.tooling import Tooling, ToolRefusedError, Wait
 
 NEW_EPISODE: Final = "new_episode"
@@ -49,7 +48,7 @@ class ActionTooling(Tooling):
 
     def request_call(
         self,
-        runner: EnvironmentRunner,
+        session: EnvironmentSession,
         name: str,
         arguments: Mapping[str, Any],
         context: ToolContext,

@@ -19,7 +19,7 @@ from openenv_core.errors import OpenEnvError
 from openenv_core.lifecycle import default_cap, read_models
 from openenv_core.multi_agent import MultiAgentEnvironment
 from openenv_core.protocol.batch import ObservationEncoder
-from openenv_core.protocol.requests import RequestDecoder
+from openenv_core.protocol.frames import RequestDecoder
 from servers.execution import Executor, Factory, name_of
 from servers.mcp.entry import McpEntry
 from servers.mcp.requests import MCP_PATH

@@ -18,7 +18,6 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -192,6 +191,9 @@ class HttpProtocol(_UnreadTimeoutProtocol, H11Protocol):
             self._head_timer = None
 
 
+_OPEN: Final = State.OPEN
+"""For speed: CPython 3.11 takes as long for a member of an enum as for two calls."""
+
 _WHOLE_TEXT: Final = 0x81
 """First byte of a frame: final fragment, no extension bits, text."""
 _WHOLE_BINARY: Final = 0x82
@@ -313,39 +315,41 @@ class _Writer:
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._data = b""
+        self.transport = transport
+        self.data = b""
         self._loop = asyncio.get_running_loop()
         self._outbox = _outboxes.setdefault(self._loop, [])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.transport, name)
 
     def write(self, data: bytes) -> None:
         """Write at the end of the iteration; write large data at once, so that unread data is noticed."""
-        if not self._data:
+        if not self.data:
             if not self._outbox:
                 self._loop.call_soon(_flush_all, self._outbox)
             self._outbox.append(self)
-        self._data += data
-        if len(self._data) > _MAX_BUFFERED_BYTES:
+        self.data += data
+        if len(self.data) > _MAX_BUFFERED_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        data, self._data = self._data, b""
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        data, self.data = self.data, b""
+        if data and not self.transport.is_closing():
+            self.transport.write(data)
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        self.transport.close()
 
 
 def _flush_all(outbox: list[_Writer]) -> None:
     writers = outbox[:]
     outbox.clear()
     for writer in writers:
-        writer.flush()
+        data, writer.data = writer.data, b""
+        if data and not writer.transport.is_closing():  # `flush`, inlined for speed
+            writer.transport.write(data)
 
 
 class FastConnection(Connection):
@@ -361,26 +365,17 @@ class FastConnection(Connection):
 
     def start(self) -> asyncio.Task[None]:
         """Begin to read."""
-        self._protocol.on_frame = self._take_frame
+        self._protocol.connection = self
         return super().start()
-
-    def _take_frame(self, frame: str | bytes) -> bool:
-        if self._is_sending or self._paused is not None or self.closing:
-            return False  # `_read` takes it later
-        try:
-            self.on_frame(frame)
-        except Exception:
-            self.on_error()
-        return True
 
     def send(self, frame: str | bytes) -> None:
         """Send a frame after those before it, at once if the client reads."""
-        if self._is_sending or self._outbox or self.closing or not self._protocol.send_frame(frame):
+        if self.is_sending or self._outbox or self.closing or not self._protocol.send_frame(frame):
             super().send(frame)
 
     def stop(self) -> None:
         """Stop reading."""
-        self._protocol.on_frame = None
+        self._protocol.connection = None
         super().stop()
 
 
@@ -388,11 +383,10 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
     """WebSockets with limits on memory and time, and the fast path; the application can `abort` one.
 
     Attributes:
-        on_frame: Set by the application: called with a frame of the fast path, which it may answer directly; returns
-            whether it has handled the frame.
+        connection: Takes whole frames at once, if the application has asked for that.
     """
 
-    on_frame: Callable[[str | bytes], bool] | None = None
+    connection: FastConnection | None = None
     _pong: bytes = b""
     _message: bytearray | None = None
     _fast_path: bool = False
@@ -431,13 +425,57 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             self.queue.put_nowait(message)
 
     def data_received(self, data: bytes) -> None:
-        """Pass a whole frame to the application by the fast path; parse all other data."""
-        if self._fast_path and (frame := self._read_whole_frame(data)) is not None:
-            # The application waits for the frame, so reading need not be paused.
-            if self.on_frame is None or not self.writable.is_set() or not self.on_frame(frame):
-                kind = "text" if isinstance(frame, str) else "bytes"
-                self.queue.put_nowait({"type": "websocket.receive", kind: frame})  # type: ignore[arg-type]
+        """Pass on `data` at once if it is exactly one whole frame, and the application waits for it; else parse it."""
+        waiter = self.queue.waiter  # type: ignore[attr-defined]  # a `_ReceiveQueue`
+        length = len(data)
+        if (
+            not self._fast_path
+            or waiter is None
+            or waiter.done()
+            or length < 2 + _MASK_BYTES
+            or data[0] not in _WHOLE
+            or not self._boundaries.between_messages
+            or self.close_sent
+            or self.conn.state is not _OPEN
+        ):
+            self._parse(data)
             return
+        size, start = data[1] - _MASKED, 2
+        if size == _SHORT:
+            size, start = data[2] << 8 | data[3], 4
+        elif size > _SHORT:
+            size = -1  # a length of eight bytes
+        body = start + _MASK_BYTES
+        if size < 0 or length != body + size:
+            self._parse(data)
+            return
+        payload = apply_mask(data[body:], data[start:body])
+        frame: str | bytes = payload
+        if data[0] == _WHOLE_TEXT:
+            try:
+                frame = payload.decode()
+            except UnicodeDecodeError:
+                self._parse(data)
+                return
+        connection = self.connection
+        # The application waits for the frame, so reading need not be paused.
+        if (
+            connection is None
+            or connection.is_sending
+            or connection.paused is not None
+            or connection.closing
+            or not self.writable.is_set()
+        ):
+            kind = "text" if isinstance(frame, str) else "bytes"
+            self.queue.put_nowait({"type": "websocket.receive", kind: frame})  # type: ignore[arg-type]
+            return
+        try:
+            connection.on_frame(frame)
+        except Exception:
+            connection.on_error()
+
+    def _parse(self, data: bytes) -> None:
+        """Pass data through uvicorn's parser, as if there were no fast path."""
         # A client's first bytes are its handshake, which it may not follow with frames before the response.
         self._boundaries.feed(data if self.handshake_initiated else data.partition(b"\r\n\r\n")[2])
         self._control_frames = 0
@@ -447,32 +485,6 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
-    def _read_whole_frame(self, data: bytes) -> str | bytes | None:
-        """Return the payload if `data` is exactly one whole frame and the application waits for it; otherwise None."""
-        waiter = self.queue.waiter  # type: ignore[attr-defined]  # a `_ReceiveQueue`
-        length = len(data)
-        if waiter is None or waiter.done() or length < 2 + _MASK_BYTES or data[0] not in _WHOLE:
-            return None
-        size = data[1] - _MASKED
-        start = 2
-        if size >= _SHORT:
-            if size > _SHORT or length < 4 + _MASK_BYTES:
-                return None
-            size = data[2] << 8 | data[3]
-            start = 4
-        if size < 0 or length != start + _MASK_BYTES + size:
-            return None
-        if self.close_sent or self.conn.state is not State.OPEN:
-            return None
-        if not self._boundaries.between_messages:
-            return None
-        body = start + _MASK_BYTES
-        try:
-            payload = apply_mask(data[body:], data[start:body])
-            return payload.decode() if data[0] == _WHOLE_TEXT else payload
-        except UnicodeDecodeError:
-            return None
-
     def send_frame(self, frame: str | bytes) -> bool:
         """Write a frame directly; return False if it has to take the slow path, by `send`."""
         if (
@@ -481,7 +493,7 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             or not self.handshake_complete
             or self.disconnected
             or self.close_sent
-            or self.conn.state is not State.OPEN
+            or self.conn.state is not _OPEN
         ):
             return False
         kind, payload = (_WHOLE_TEXT, frame.encode()) if isinstance(frame, str) else (_WHOLE_BINARY, frame)

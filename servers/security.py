@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,6 +33,8 @@ reset, and the client would lose the response."""
 TOKEN_SUBPROTOCOL: Final = "ropewalk.token."
 """Prefix of a WebSocket subprotocol that carries a token in URL-safe base64. A browser cannot set headers on a
 WebSocket, and a URL would end up in logs."""
+
+_MAX_CACHED_HOSTS: Final = 64
 
 _ANY: Final = "*"
 _NETLOC: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -292,12 +295,17 @@ class _AllowedHosts:
         self._allows_any = _ANY in names
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
+        # Clients send the same few hosts with every request; those that are refused are not kept.
+        self._accept = lru_cache(maxsize=_MAX_CACHED_HOSTS)(self._accept_host)
 
     def check(self, values: Sequence[bytes], local: object) -> _Netloc:
         """Return the host and port of a request's Host header, or refuse the request."""
         if len(values) != 1:
             raise HttpRefusalError(400, f"expected one header Host, got {len(values)}")
-        match = _NETLOC.fullmatch(values[0].decode("latin-1").strip())
+        return self._accept(values[0], local)
+
+    def _accept_host(self, value: bytes, local: object) -> _Netloc:
+        match = _NETLOC.fullmatch(value.decode("latin-1").strip())
         netloc = _parse_netloc(match) if match else None
         if netloc is None:
             raise HttpRefusalError(400, "expected a name or an address in the header Host")

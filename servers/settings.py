@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import is_bearer_token
+from openenv_core.protocol.jsonio import from_json
 
 Mode: TypeAlias = Literal["simulation", "production"]
 
@@ -151,6 +152,21 @@ def count(variable: str, value: str) -> int:
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise ConfigurationError(f"expected {variable} to be a whole number of at least 1, got {value!r}")
     return int(value)
+
+
+def json_object(variable: str, value: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        ConfigurationError: The value is not one.
+    """
+    try:
+        options = from_json(value)
+    except ValueError as error:
+        raise ConfigurationError(f"expected {variable} to be a JSON object, got: {error}") from error
+    if not isinstance(options, dict):
+        raise ConfigurationError(f"expected {variable} to be a JSON object, got {value[:80]!r}")
+    return options
 
 
 def seconds(variable: str, value: str) -> float:

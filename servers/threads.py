@@ -71,10 +71,10 @@ def containable(error: BaseException) -> Exception | SystemExit:
     return contain(error)
 
 
-def outcome_of(fn: Callable[[], Any]) -> Outcome:
+def outcome_of(fn: Callable[..., Any], *args: Any) -> Outcome:
     """Call a function and return its outcome."""
     try:
-        return True, fn()
+        return True, fn(*args)
     except BaseException as error:
         return False, containable(error)
 
@@ -105,34 +105,50 @@ class _Mailbox:
         try:
             while outcomes:
                 call, outcome = outcomes.popleft()
-                call.on_outcome(outcome)
+                call.settle(outcome)
         finally:
             if outcomes and not self._wakeup_scheduled:  # a callback has raised, which the event loop reports
                 self._wake_loop()
 
 
 class ThreadCall:
-    """One call that waits for a thread or runs in one.
+    """One call that waits for a thread or runs in one; subclasses take its outcome.
 
     Attributes:
-        fn: The function to call.
-        on_outcome: Called on the event loop with the outcome.
+        work: The function to call.
+        args: Its arguments.
         mailbox: Delivers the outcome.
         started: Whether a thread has started it; guarded by the pool's lock, like the next two.
         thread: The thread that runs it.
         abandoned: Whether no thread is to start it, or the thread that runs it has been replaced.
     """
 
-    __slots__ = ("abandoned", "fn", "mailbox", "on_outcome", "started", "thread")
+    __slots__ = ("abandoned", "args", "mailbox", "started", "thread", "work")
 
-    def __init__(
-        self, fn: Callable[[], Any], on_outcome: Callable[[Outcome], None], mailbox: _Mailbox
-    ) -> None:
-        self.fn = fn
-        self.on_outcome = on_outcome
-        self.mailbox = mailbox
-        self.thread: _Thread | None = None
-        self.started = self.abandoned = False
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
+    mailbox: _Mailbox
+    started: bool
+    thread: "_Thread | None"
+    abandoned: bool
+
+    def settle(self, outcome: Outcome) -> None:
+        """Take the outcome, on the event loop."""
+        raise NotImplementedError
+
+
+class _FunctionCall(ThreadCall):
+    """A call whose outcome a callback takes."""
+
+    __slots__ = ("_on_outcome",)
+
+    def __init__(self, work: Callable[[], Any], on_outcome: Callable[[Outcome], None]) -> None:
+        self.work = work
+        self.args = ()
+        self._on_outcome = on_outcome
+
+    def settle(self, outcome: Outcome) -> None:
+        self._on_outcome(outcome)
 
 
 class _Thread(threading.Thread):
@@ -154,7 +170,7 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         while (call := self._pool.next_call(self)) is not None:
-            call.mailbox.post(call, outcome_of(call.fn))
+            call.mailbox.post(call, outcome_of(call.work, *call.args))
             del call  # an idle thread must not keep what the call refers to alive
 
 
@@ -182,18 +198,24 @@ class ThreadPool:
         self._closed = self._start_failed = False
 
     def submit(self, fn: Callable[[], Any], on_outcome: Callable[[Outcome], None]) -> ThreadCall:
-        """Queue a call, from a running event loop, which `on_outcome` is called on."""
+        """Queue the call of a function, as `enqueue`; `on_outcome` takes its outcome."""
+        call = _FunctionCall(fn, on_outcome)
+        self.enqueue(call)
+        return call
+
+    def enqueue(self, call: ThreadCall) -> None:
+        """Queue a call, from a running event loop, on which its outcome is delivered."""
         mailbox = self._mailbox
         loop = asyncio.get_running_loop()
         if mailbox is None or mailbox.loop is not loop:
             mailbox = self._mailbox = _Mailbox(loop)
-        call = ThreadCall(fn, on_outcome, mailbox)
+        call.mailbox, call.thread = mailbox, None
+        call.started = call.abandoned = False
         self._closed = False
         self._queue.append(call)
         if not mailbox.dispatch_scheduled:
             mailbox.dispatch_scheduled = True
             loop.call_soon(self._dispatch, mailbox)
-        return call
 
     async def run(self, fn: Callable[[], Any]) -> Outcome:
         """Queue a call, and return its outcome."""

@@ -19,8 +19,8 @@ from openenv_core.tools import (
     ToolSpec,
     is_tool_host,
 )
-from servers.execution import EnvironmentRunner, Factory
-from servers.routes.answer import MethodRequest
+from servers.execution import Factory
+from servers.sessions import EnvironmentSession, MethodRequest
 
 Wait: TypeAlias = Callable[[Any], Awaitable[Any]] | None
 
@@ -65,9 +65,9 @@ class Tooling:
             is_tool_host(self._owner) and callable(getattr(self._owner, METHODS[feature], None))
         )
 
-    def has_tools(self, runner: EnvironmentRunner) -> bool:
+    def has_tools(self, session: EnvironmentSession) -> bool:
         """Whether this environment has tools to list and call."""
-        return runner.is_tool_host or self._steps
+        return session.is_tool_host or self._steps
 
     def declared_tools(self) -> Sequence[ToolSpec] | None:
         """Return the declared tools, or None if an instance has to list them."""
@@ -84,16 +84,16 @@ class Tooling:
         }
         return [each.spec for each in declared[method].values()]
 
-    def request_tools(self, runner: EnvironmentRunner) -> tuple[Any, Callable[[Any], Sequence[ToolSpec]]]:
+    def request_tools(self, session: EnvironmentSession) -> tuple[Any, Callable[[Any], Sequence[ToolSpec]]]:
         """Return the request for an environment's tools, and what reads its result. NoToolsError: It has none."""
-        if runner.is_tool_host:
+        if session.is_tool_host:
             return MethodRequest("list_tools"), lambda specs: specs
-        self._check(runner)
+        self._check(session)
         return ListToolsAction(), _read_listing
 
     def request_call(
         self,
-        runner: EnvironmentRunner,
+        session: EnvironmentSession,
         name: str,
         arguments: Mapping[str, Any],
         context: ToolContext,
@@ -102,7 +102,7 @@ class Tooling:
         """Return the request that calls a tool, and what makes a `ToolResult` of its result.
 
         Args:
-            runner: The environment.
+            session: The environment.
             name: The tool's name.
             arguments: Its arguments.
             context: Given to a tool that takes it.
@@ -112,14 +112,14 @@ class Tooling:
             NoToolsError: The environment has no tools.
             ToolRefusedError: It has no such tool, or not with such arguments.
         """
-        if runner.is_tool_host:
+        if session.is_tool_host:
             return MethodRequest("call_tool", (name, arguments, context), wait), lambda result: result
-        self._check(runner)
+        self._check(session)
         return CallToolAction(tool_name=name, arguments=dict(arguments)), _read_step
 
-    def _check(self, runner: EnvironmentRunner) -> None:
+    def _check(self, session: EnvironmentSession) -> None:
         if not self._steps:
-            raise NoToolsError(f"expected an environment with tools, got {runner.name}, which offers none")
+            raise NoToolsError(f"expected an environment with tools, got {session.name}, which offers none")
 
 
 class NoToolsError(Exception):

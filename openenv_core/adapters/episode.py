@@ -16,6 +16,7 @@ from openenv_core.errors import (
     AuthenticationError,
     CapacityError,
     ClientError,
+    ConfigurationError,
     ConnectionFailedError,
     ConnectionLostError,
     EnvironmentFailureError,
@@ -257,6 +258,17 @@ def schema_of(client: SyncEnvClient[Any, Any, Any]) -> dict[str, Any]:
     """Return the JSON schemas of the server of a client, as `fetch_schema` does, with the client's own headers."""
     headers = client.async_client._session.settings.carrier_options.headers  # which may come from env_vars
     return shared_loop().run(fetch_schema, client.base_url, headers=headers)
+
+
+def seats_of(schema: Mapping[str, Any]) -> list[str]:
+    """Return the seats of a game of several players, by its server's schemas; ConfigurationError if it has one."""
+    try:
+        items = schema["state"]["properties"]["seat"]["items"]
+        return list(items["enum"] if "enum" in items else [items["const"]])
+    except (KeyError, TypeError):
+        raise ConfigurationError(
+            "expected a game of several players, got an environment without seats"
+        ) from None
 
 
 async def fetch_schema(

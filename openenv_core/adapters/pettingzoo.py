@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import Space
 from pettingzoo import AECEnv, ParallelEnv
 
-from openenv_core.adapters.episode import schema_of
+from openenv_core.adapters.episode import schema_of, seats_of
 from openenv_core.adapters.spaces import Fields
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, ProtocolError
@@ -53,7 +53,7 @@ class _Table:
         self._client = make(target, client=GenericEnvClient, **client_options)
         try:
             schema = schema_of(self._client)
-            self.agents = _read_seats(schema["state"])
+            self.agents = seats_of(schema)
             self.action_fields = {agent: Fields(schema["action"], agent) for agent in self.agents}
             self.observation_fields = {agent: Fields(schema["observation"], agent) for agent in self.agents}
         except BaseException:
@@ -100,14 +100,6 @@ class _Table:
             info[ACTION_MASK] = np.asarray(info[ACTION_MASK], np.int8)
         observation = self.observation_fields[agent].read(fields)
         return _Seen(observation, float(seen["reward"] or 0.0), seen["terminated"], seen["truncated"], info)
-
-
-def _read_seats(schema: Mapping[str, Any]) -> list[str]:
-    try:
-        items = schema["properties"]["seat"]["items"]
-        return list(items["enum"] if "enum" in items else [items["const"]])
-    except (KeyError, TypeError):
-        raise ConfigurationError("the server's environment has one player; use ServedEnv for it") from None
 
 
 class _ServedAgents:

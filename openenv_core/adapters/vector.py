@@ -36,7 +36,7 @@ from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
 from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure, unscored_reason
 from openenv_core.protocol.batch import Array, columns_of
-from openenv_core.protocol.replies import server_error
+from openenv_core.protocol.frames import server_error
 
 _MODES: Final = {
     AutoresetMode.NEXT_STEP: "next_step",

@@ -15,8 +15,7 @@ from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.replies import decode_reply, encode_observation
-from openenv_core.protocol.requests import RequestDecoder
+from openenv_core.protocol.frames import RequestDecoder, decode_reply, encode_observation
 from openenv_core.targets import AppDescription
 from openenv_core.types import StepResult
 

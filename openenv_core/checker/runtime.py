@@ -17,8 +17,7 @@ from openenv_core.checker.playing import EPISODES, Turn, play_episode, play_epis
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.checker.watching import MIB, limited_memory
 from openenv_core.errors import ClientError, ExecutionError, ServerError, ValidationFailedError
-from openenv_core.protocol.replies import encode_model, encode_observation
-from openenv_core.protocol.requests import encode_request
+from openenv_core.protocol.frames import encode_model, encode_observation, encode_request
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 from openenv_core.types import Observation

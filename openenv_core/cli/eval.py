@@ -68,6 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     tasks.add_argument("--repetitions", type=int, metavar="N", help="episodes of each task, for pass@k (1)")
     tasks.add_argument("--reset", type=read_object, metavar="JSON", help="further options of every reset")
     tasks.add_argument(
+        "--seats",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="in a game of several players: play every task once in each of these seats, with figures of each; the "
+        "server's policies play the others",
+    )
+    tasks.add_argument(
         "--max-turns", type=int, metavar="N", help="most actions, or answers, of an episode (64)"
     )
     tasks.add_argument(
@@ -92,9 +99,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--agent-sandbox",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         default=None,
-        help="confine an agent's program to an empty folder and to the model and the tools, of all networks (Linux)",
+        help="whether an agent's program is confined to an empty folder and, of all networks, to model and tools "
+        "(where this machine permits it)",
     )
     group = parser.add_argument_group("sessions")
     group.add_argument("--sessions", type=int, metavar="N", help="concurrent episodes (64)")
@@ -121,7 +129,7 @@ _PLAYING: Final = (
         "episodes",
         "seed",
     ),
-    *("split", "repetitions", "reset", "max_turns", "success", "sessions"),
+    *("split", "repetitions", "reset", "seats", "max_turns", "success", "sessions"),
 )
 _SECONDS: Final = ("policy_timeout", "agent_timeout", "timeout", "patience")
 _ALONE: Final = {
@@ -230,27 +238,34 @@ async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> N
     async with open_policy(settings, folder.path) as policy:
         for text, target in targets.items():
             with run_target(target) as running:
-                first += await _play_environment(folder, settings, text, target, running, policy, first)
+                for name, environment, seat in settings.places:
+                    if environment == text:
+                        first += await _play_environment(
+                            folder, settings, name, seat, target, running, policy, first
+                        )
 
 
 async def _play_environment(
     folder: "EvaluationFolder",
     settings: "EvaluationSettings",
     name: str,
+    seat: str | None,
     target: "Target",
     running: "RunningTarget",
     policy: "AnyPolicy",
     first: int,
 ) -> int:
-    """Play the missing episodes of an environment; return its number of tasks."""
-    from openenv_core.evaluation.episodes import Arena, count_tasks, plan_episodes
+    """Play the missing episodes of an environment, or of a seat of it; return its number of tasks."""
+    from openenv_core.evaluation.episodes import Arena, check_seat, count_tasks, plan_episodes
     from openenv_core.evaluation.records import LOST, EpisodeRecord, ProgressBar
     from openenv_core.providers.base import has_died
     from openenv_core.targets import TargetKind
 
     token = (os.environ.get("ROPEWALK_TOKEN") or None) if target.kind is TargetKind.URL else None
+    if seat is not None:
+        await check_seat(seat, running.url, token, settings.timeout_s)
     tasks = await count_tasks(settings, running.url, token)
-    plan = plan_episodes(settings, first, tasks)
+    plan = plan_episodes(settings, first, tasks, seat)
     known = folder.records
     todo = [
         episode
@@ -290,9 +305,9 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
             [record for record in folder.records.values() if record.environment == name],
             success=settings.success,
             repetitions=settings.repetitions,
-            reward_range=declared_reward_range(find_target(name)),
+            reward_range=declared_reward_range(find_target(environment)),
         )
-        for name in settings.environments
+        for name, environment, _ in settings.places
     }
     agent = {} if settings.agent is None else {"agent": settings.agent}
     report = {"policy": settings.policy, **agent, "environments": summaries}
@@ -411,6 +426,7 @@ COMMAND = Command(
         "ropewalk eval shop sqlite --policy http://localhost:8000/v1 --model NAME --repetitions 4",
         "ropewalk eval sqlite --agent codex --policy http://localhost:8000/v1 --model NAME --sessions 4",
         "ropewalk eval shop --split test --policy path/to/checkpoint",
+        "ropewalk eval kuhn --policy random --seats first,second",
         "ropewalk eval --resume evals/basic",
         "ropewalk eval --compare evals/random evals/basic",
         "ropewalk eval --config examples/grpo_blackjack/config.yaml model.path=CHECKPOINT",

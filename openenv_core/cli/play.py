@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from openenv_core.play.game import Game
     from openenv_core.targets import RunningTarget, Target
 
+TIMEOUT_S: Final = 60.0
+"""Default timeout of a reset or step."""
+
 SCHEMA_TIMEOUT_S: Final = 10.0
 """Timeout of the request for the server's schemas."""
 
@@ -33,6 +36,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the environment; unless it is a URL, it is served until the game ends",
     )
     add("--seed", type=int, help="seed of the first reset, and of the actions of --random")
+    add(
+        "--seat",
+        help='the seat to play in a game of several players, or "all"; the server\'s policies play the others',
+    )
+    add("--table", metavar="NAME", help="play with others who name the same table, of a server at a URL")
     add("--reset", metavar="JSON", type=read_object, default={}, help="further options of every reset")
     add(
         "--action",
@@ -48,8 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="SECONDS",
         type=read_seconds,
-        default=60.0,
-        help="timeout of a reset or step; 0 means none (%(default)g)",
+        help="timeout of a reset or step; 0 means none (60; none at a table, where others are waited for)",
     )
 
 
@@ -68,7 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         from openenv_core.client import GenericEnvClient
 
         schema = _schema(running.url, token)
-        timeout_s = arguments.timeout or None
+        timeout_s = arguments.timeout
+        if timeout_s is None and "table" not in _options(arguments):
+            timeout_s = TIMEOUT_S
+        timeout_s = timeout_s or None
         with GenericEnvClient(running.url, token=token, message_timeout_s=timeout_s).sync() as client:
             game = Game(client, terminal)
             explain = partial(_show_traceback, running.provider)
@@ -163,8 +173,8 @@ def _show_traceback(provider: Any, error: BaseException) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    seed = {} if arguments.seed is None else {"seed": arguments.seed}
-    return {**arguments.reset, **seed}
+    given = {name: getattr(arguments, name) for name in ("seed", "seat", "table")}
+    return {**arguments.reset, **{name: value for name, value in given.items() if value is not None}}
 
 
 def _token(arguments: argparse.Namespace, target: "Target") -> str | None:
@@ -199,6 +209,8 @@ COMMAND = Command(
         "ropewalk play .",
         "ropewalk play http://127.0.0.1:8000",
         "ropewalk play blackjack-env:latest --random 20 --json",
+        "ropewalk play kuhn --seat second",
+        "ropewalk play http://127.0.0.1:8000 --table ours --seat first",
         """ropewalk play blackjack --seed 3 --action '{"action": "hit"}' --action '{"action": "stand"}'""",
     ),
 )

@@ -30,10 +30,9 @@ from openenv_core.protocol.batch import (
     decode_frame,
     encode_frame,
 )
+from openenv_core.protocol.frames import encode_request, server_error
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import dumps, from_json
-from openenv_core.protocol.replies import data_of, server_error
-from openenv_core.protocol.requests import encode_request
 from openenv_core.tracing import current_traceparent, tracer
 
 MAX_PENDING: Final = 64
@@ -141,10 +140,7 @@ class Conversation:
         carrier: The current connection.
         v1: The dialect is `ropewalk.v1`.
         error: Why no more requests can be sent; None while they can.
-        last_call: The most recent request of `ask`.
     """
-
-    last_call: PendingCall
 
     def __init__(self, carrier: Carrier, timeout_s: float | None, opening: Opening | None = None) -> None:
         self.carrier = carrier
@@ -175,30 +171,47 @@ class Conversation:
         """
         await self._open_call.future
 
-    async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
-        """Send a frame of the released dialect and return the data of its reply.
+    def send(
+        self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
+    ) -> PendingCall:
+        """Send a request, now or once the connection can take it; its future has the reply, or fails.
 
-        After a cancellation or timeout a late reply is dropped.
+        A caller that stops waiting for it, or whose RequestTimeoutError it is, calls `abandon`.
 
         Args:
-            frame: The encoded request.
-            expected: The type of the reply.
+            frame: The encoded request: a frame of the released dialect, or what `request` makes.
+            binary: The frame is binary, not text.
+            sink: As of `request`.
 
         Raises:
-            RequestTimeoutError: No reply came in time; StuckError if the request was not even sent.
-            ConnectionLostError: The connection broke.
-            ServerError: The reply is an error, or the server ended the session with one.
-            ProtocolError: The reply is malformed or of another type.
+            StuckError: Too many requests have no reply, and nobody waits for one.
+            ClientError: The conversation's `error`, if set.
         """
-        if self.v1 and tracer() is not None and (parent := current_traceparent()) is not None:
-            frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
-        self.last_call = call = self._send_request(frame)
-        try:
-            reply = await call.future
-        except (asyncio.CancelledError, RequestTimeoutError):
-            self.abandon(call)
-            raise
-        return data_of(reply, expected)
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if len(self._pending) >= MAX_PENDING:
+            if all(call.future.done() for call in self._pending.values()):
+                raise StuckError(
+                    f"expected a reply to one of the last {MAX_PENDING} requests, got none, so that nothing more was "
+                    "sent; wait, or call reset() for a new session"
+                )
+            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        deadline = 0.0
+        if self._timeout_s is not None:
+            deadline = self._loop.time() + self._timeout_s
+            if self._timer is None:
+                self._timer = self._loop.call_at(deadline, self._expire_calls)
+        if self.v1 and sink is None:
+            if tracer() is not None and (parent := current_traceparent()) is not None:
+                frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
+            frame = b'{"id":%d,"read":%d,%b' % (request_id, self._frames_read, frame[1:])
+        can_leave = self._resume_task is None and not self.carrier.write_paused
+        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, can_leave)
+        self._pending[request_id] = call
+        if can_leave:
+            self.carrier.send(frame, binary=binary)
+        return call
 
     def request(
         self,
@@ -217,7 +230,7 @@ class Conversation:
         """
         header = {"id": self._next_id, "op": operation, "read": self._frames_read, **fields}
         frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
-        call = self._send_request(
+        call = self.send(
             frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes), sink
         )
         # Retrieve the exception, or asyncio logs it as never retrieved if nobody awaits the call.
@@ -234,7 +247,7 @@ class Conversation:
             self._drop_unsent(call)
         is_pending = self._resume_task is None and call.request_id in self._pending
         if self.v1 and is_pending and len(self._pending) < MAX_PENDING:
-            self._send_request(b'{"op":"cancel","request":%d}' % call.request_id).future.cancel()
+            self.send(b'{"op":"cancel","request":%d}' % call.request_id).future.cancel()
 
     def abort(self) -> None:
         """End the connection without waiting; pending requests fail with ConnectionLostError."""
@@ -256,7 +269,7 @@ class Conversation:
             if self.error is None:
                 self._stop_resuming()
                 if end_session and len(self._pending) < MAX_PENDING:
-                    self._send_request(encode_request("close")).future.cancel()
+                    self.send(encode_request("close")).future.cancel()
                 self._fail_calls(ClientClosedError("this client is closed; make a new one"))
             await self.carrier.close()
         except BaseException:
@@ -331,37 +344,6 @@ class Conversation:
             self._fail_calls(self._unclaimed_error or error)
 
     # Internals
-
-    def _send_request(
-        self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
-    ) -> PendingCall:
-        """Send a request, now or once the connection can take it.
-
-        Raises the conversation's `error`, if set.
-        """
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        if len(self._pending) >= MAX_PENDING:
-            if all(call.future.done() for call in self._pending.values()):
-                raise StuckError(
-                    f"expected a reply to one of the last {MAX_PENDING} requests, got none, so that nothing more was "
-                    "sent; wait, or call reset() for a new session"
-                )
-            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
-        request_id, self._next_id = self._next_id, self._next_id + 1
-        deadline = 0.0
-        if self._timeout_s is not None:
-            deadline = self._loop.time() + self._timeout_s
-            if self._timer is None:
-                self._timer = self._loop.call_at(deadline, self._expire_calls)
-        if self.v1 and sink is None:
-            frame = b'{"id":%d,"read":%d,%b' % (request_id, self._frames_read, frame[1:])
-        can_leave = self._resume_task is None and not self.carrier.write_paused
-        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, can_leave)
-        self._pending[request_id] = call
-        if can_leave:
-            self.carrier.send(frame, binary=binary)
-        return call
 
     def _drop_unsent(self, call: PendingCall) -> None:
         """Remove a request that was never sent."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Self, TypeV
 from pydantic import ValidationError
 
 from openenv_core.client.servers import Servers
-from openenv_core.client.session import ClientSession, Open
+from openenv_core.client.session import ClientSession, Open, TracedSession
 from openenv_core.client.settings import (
     ClientSettings,
     named_parameters,
@@ -22,10 +22,11 @@ from openenv_core.client.settings import (
 )
 from openenv_core.errors import ConfigurationError, OpenEnvError, ProtocolError
 from openenv_core.loop_thread import LoopThread, shared_loop
+from openenv_core.protocol.frames import encode_request
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import reader
-from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapt_provider
+from openenv_core.tracing import tracer
 from openenv_core.types import Action, ActT, ObsT, ResetResult, State, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -185,7 +186,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             settings.carrier_options.headers,
         )
         session_id = None if session_id is None else validate_session_id(session_id)
-        self._session = ClientSession(settings, servers, session_id)
+        # Decided once, so that a step without tracing does not ask.
+        kind = ClientSession if tracer() is None else TracedSession
+        self._session = kind(settings, servers, session_id)
         self._parent: EnvClient[ActT, ObsT, StateT] | None = None  # keeps it alive: its end ends this client
         observation_type = getattr(self, "observation_type", None)
         self._read_observation = None if observation_type is None else reader(observation_type)
@@ -404,7 +407,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: No connection could be made.
         """
-        result = await self._play("reset", b"", options)
+        payload = await self._session.request(b"", "observation", reset=options)
+        result = self._parse_result(payload)
+        _add_metadata(result, payload)
         if type(result) is not StepResult:  # from the hook of a subclass
             return result
         return ResetResult(result.observation, result.reward, result.done, result.metadata)
@@ -420,7 +425,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             EpisodeLostError: The connection broke, now or earlier, and the episode could not be replayed on another
                 server; `reset` opens a new session.
         """
-        return await self._play("step", encode_request("step", self._step_payload(action)))
+        frame = encode_request("step", self._step_payload(action))
+        payload = await self._session.request(frame, "observation")
+        result = self._parse_result(payload)
+        if "metadata" in payload:
+            _add_metadata(result, payload)
+        return result
 
     @waits_without_loop
     async def state(self) -> StateT:
@@ -477,18 +487,6 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def _play(
-        self, kind: str, frame: bytes, reset: Mapping[str, Any] | None = None
-    ) -> StepResult[ObsT]:
-        """Send a reset or a step and return its result."""
-        request = self._session.request(frame, "observation", reset=reset)
-        spans = self._session.spans
-        payload = await (request if spans is None else spans.request(kind, request))
-        result = self._parse_result(payload)
-        if isinstance(result, StepResult) and result.metadata is None:
-            result.metadata = payload.get("metadata")  # `_parse_result` of released subclasses may omit it
-        return result
 
     # Hooks of released subclasses
 
@@ -556,6 +554,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 self._finalizer = weakref.finalize(self, self._thread.call_detached, close)
                 self._finalizer.atexit = False
         return self._thread
+
+
+def _add_metadata(result: Any, payload: Mapping[str, Any]) -> None:
+    """Add the metadata to a result, which `_parse_result` of released subclasses may omit."""
+    if isinstance(result, StepResult) and result.metadata is None:
+        result.metadata = payload.get("metadata")
 
 
 def _loop_runs() -> bool:

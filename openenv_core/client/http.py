@@ -20,6 +20,16 @@ from openenv_core.errors import (
     ConnectionLostError,
     ProtocolError,
 )
+from openenv_core.protocol.frames import (
+    HttpRequest,
+    detail_text,
+    encode_error,
+    encode_request,
+    error_frame,
+    http_request,
+    is_from_server,
+    reply_frame,
+)
 from openenv_core.protocol.http import (
     DETERMINISTIC,
     DETERMINISTIC_HEADER,
@@ -27,10 +37,8 @@ from openenv_core.protocol.http import (
     redact_url,
     retry_after,
 )
-from openenv_core.protocol.replies import detail_text, encode_error, error_frame, is_from_server, reply_frame
-from openenv_core.protocol.requests import HttpRequest, encode_request, http_request
 from openenv_core.proxies import proxy_for, tls_context
-from openenv_core.tracing import current_traceparent
+from openenv_core.tracing import current_traceparent, tracer
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds for which an idle connection is reused. Servers close theirs after 5 s, which must not cross a request."""
@@ -174,7 +182,7 @@ class HttpCarrier(Carrier):
 
     async def _send(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.is_sessionless else {SESSION_HEADER: self._session_id}
-        if (parent := current_traceparent()) is not None:
+        if tracer() is not None and (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"

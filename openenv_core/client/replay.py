@@ -20,6 +20,7 @@ from openenv_core.errors import (
     ServerError,
 )
 from openenv_core.protocol.errors import NOT_EXECUTED
+from openenv_core.protocol.frames import data_of
 
 if TYPE_CHECKING:
     from openenv_core.client.conversation import Conversation, PendingCall
@@ -108,7 +109,7 @@ class Journal:
         """Record a request that may have changed the episode.
 
         Args:
-            frame: The encoded request, as passed to `Conversation.ask`.
+            frame: The encoded request, as passed to `Conversation.send`.
             expected: The type of its reply.
             call: The request's call.
         """
@@ -154,7 +155,7 @@ class Journal:
     async def replay(self, conversation: "Conversation") -> None:
         """Replay the whole episode in a new session.
 
-        Raises EpisodeLostError if a reply differs, and the errors of `Conversation.ask`.
+        Raises EpisodeLostError if a reply differs, and the errors of a request.
         """
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
@@ -164,12 +165,13 @@ class Journal:
                 isinstance(recorded, Reply) and _comparable(recorded) == ["error", NOT_EXECUTED]
             ):
                 continue
+            call = conversation.send(frame)
             try:
-                await conversation.ask(frame, expected)
+                data_of(await call.future, expected)
             except ServerError as error:
                 if isinstance(error, SESSION_ENDED):
                     raise
-            reply = conversation.last_call.reply_frame or b""
+            reply = call.reply_frame or b""
             if recorded is not None and _digest(recorded) != _digest(reply):
                 request_name = f"step {number}" if number else "the reset"
                 raise EpisodeLostError(

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -33,6 +35,30 @@ _MAX_RETRY_S: Final = 1.0
 
 CAPACITY_TIMEOUT_S: Final = 1.0
 """How long a server may take to say how full it is."""
+
+LOAD_AGE_S: Final = 1.0
+"""For how long a server's answer is used, together with the sessions that this process has opened since."""
+
+LIST_INTERVAL_S: Final = 5.0
+"""How often a client that waits for a session asks for its fleet's servers, as long as those that it knows answer."""
+
+
+@dataclass(slots=True, eq=False)
+class _KnownLoad:
+    """A server's sessions and waiting clients for each slot, what one more of them adds, and until when it counts."""
+
+    value: float
+    of_one: float = 0.0
+    until: float = 0.0
+
+
+_known_loads: dict[str, _KnownLoad] = {}
+"""By URL, for all clients of this process."""
+
+
+def forget_loads() -> None:
+    """Have the next clients ask their servers how full these are."""
+    _known_loads.clear()
 
 
 class Servers:
@@ -65,6 +91,7 @@ class Servers:
         self._headers = headers or {}
         self._start: asyncio.Future[str] | None = None
         self._aborted = False
+        self._listed_at = float("-inf")
 
     def use_next(self) -> None:
         """Make the next server the current one."""
@@ -107,8 +134,9 @@ class Servers:
                     capacity_error = error
                 except ConnectionFailedError as error:
                     failed = error
+                _known_loads.pop(self.url or "", None)
                 self.use_next()
-            if await self._list():
+            if (failed is not None or clock() > self._listed_at + LIST_INTERVAL_S) and await self._list():
                 continue
             if capacity_error is not None:
                 await wait.pause(capacity_error)
@@ -154,6 +182,7 @@ class Servers:
         """
         if self.list_urls is None:
             return False
+        self._listed_at = asyncio.get_running_loop().time()
         urls: Sequence[str] = ()
         with suppress(ProviderError):  # the engine does not answer; the servers may
             urls = await asyncio.to_thread(self.list_urls)
@@ -170,19 +199,33 @@ class Servers:
         one server that is the emptiest (Mitzenmacher 2001). A server that does not say how full it is, such as a
         released one, counts as empty; one that is not there as full.
         """
-        first, second = await asyncio.gather(*(self._measure_load(url) for url in self.urls[:2]))
-        if second < first:
-            self.urls = [self.urls[1], self.urls[0], *self.urls[2:]]  # a fork shares the list with its parent
-            self.url = self.urls[0]
+        first, second = pair = self.urls[:2]
+        now = time.monotonic()
+        if expired := [url for url in pair if url not in _known_loads or _known_loads[url].until < now]:
+            old = [_known_loads[url] for url in expired if url in _known_loads]
+            for load in old:  # other clients use it meanwhile
+                load.until = now + LOAD_AGE_S
+            measured = await asyncio.gather(*(self._measure_load(url) for url in expired))
+            for url, load in zip(expired, measured, strict=True):
+                # One that another client has measured meanwhile has its sessions, too.
+                if _known_loads.setdefault(url, load) in old:
+                    _known_loads[url] = load
+        loads = [_known_loads.get(url, _KnownLoad(0.0)) for url in pair]
+        if loads[1].value < loads[0].value:
+            self.urls = [second, first, *self.urls[2:]]  # a fork shares the list with its parent
+            self.url = second
+        chosen = min(loads, key=lambda load: load.value)
+        chosen.value += chosen.of_one
 
-    async def _measure_load(self, url: str) -> float:
-        """Return a server's sessions and waiting clients for each slot.
+    async def _measure_load(self, url: str) -> _KnownLoad:
+        """Return how full a server is.
 
         Without httpx, whose clients take longer for this than the connect that follows.
         """
+        load = _KnownLoad(0.0, until=time.monotonic() + LOAD_AGE_S)
         parts = urlsplit(http_url(url))
         if parts.scheme != "http" or proxy_for(url) is not None:
-            return 0.0  # not worth another TLS handshake
+            return load  # not worth another TLS handshake
         fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **self._headers}
         lines = [
             f"GET {parts.path}/capacity HTTP/1.0",
@@ -197,11 +240,13 @@ class Servers:
                 finally:
                     writer.close()
         except (OSError, ValueError):  # a timeout too; a line beyond the reader's limit
-            return float("inf")
-        with suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
-            numbers = json.loads(answer.partition(b"\r\n\r\n")[2])
-            return float((numbers["in_use"] + numbers["waiting"]) / numbers["slots"])
-        return 0.0
+            load.value = float("inf")
+        else:
+            with suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
+                numbers = json.loads(answer.partition(b"\r\n\r\n")[2])
+                load.value = float((numbers["in_use"] + numbers["waiting"]) / numbers["slots"])
+                load.of_one = 1 / numbers["slots"]
+        return load
 
     async def _start_provider(self, provider: "Provider") -> str:
         """Start the server in a thread, and return its URL."""

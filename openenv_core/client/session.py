@@ -20,11 +20,12 @@ from openenv_core.errors import (
     ConnectionLostError,
     EpisodeLostError,
     ProtocolError,
+    RequestTimeoutError,
     ServerError,
 )
+from openenv_core.protocol.frames import data_of, encode_request
 from openenv_core.protocol.http import http_url, websocket_url
-from openenv_core.protocol.requests import encode_request
-from openenv_core.tracing import EpisodeSpans, tracer
+from openenv_core.tracing import EpisodeSpans
 
 if TYPE_CHECKING:
     from openenv_core.client.conversation import Conversation
@@ -94,7 +95,6 @@ class ClientSession:
         journal: The requests of the current episode.
         loop: The event loop that it is bound to since its first use.
         children: Sessions that end with this one.
-        spans: The trace of its episodes; None if tracing is off.
     """
 
     def __init__(self, settings: ClientSettings, servers: Servers, session_id: str | None) -> None:
@@ -103,7 +103,6 @@ class ClientSession:
         self.state: SessionState = Unopened()
         self.journal = Journal(attached=session_id is not None)
         self.children: list[ClientSession] = []
-        self.spans = None if tracer() is None else EpisodeSpans()
         self._session_id = session_id
         self._snapshot: str | None = None  # id of the snapshot that the first session starts from
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -161,20 +160,26 @@ class ClientSession:
                 if reset is not None and not losses:
                     reset = journal.complete(reset, conversation.carrier.deterministic)
                     frame = encode_request("reset", reset)
+                call = None
                 try:
-                    data = await conversation.ask(frame, expected)
+                    call = conversation.send(frame)
+                    data = data_of(await call.future, expected)
                 except asyncio.CancelledError:  # the server may execute it nevertheless
+                    assert call is not None
+                    conversation.abandon(call)
                     if not read_only:
-                        journal.record(frame, expected, conversation.last_call)
+                        journal.record(frame, expected, call)
                     raise
                 except StuckError as stuck:
                     if reset is None:
                         raise
                     self._lose(str(stuck))
                 except ClientError as error:
+                    if call is not None and isinstance(error, RequestTimeoutError):
+                        conversation.abandon(call)
                     if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
-                        if not read_only:
-                            journal.record(frame, expected, conversation.last_call)
+                        if call is not None and not read_only:
+                            journal.record(frame, expected, call)
                         if losses and reset is not None and isinstance(error, ServerError):
                             self._lose(str(error))  # no episode began here; the last one is lost
                         raise
@@ -185,9 +190,9 @@ class ClientSession:
                 else:
                     state.answered = True
                     if reset is not None:
-                        journal.record_reset(frame, conversation.last_call)
+                        journal.record_reset(frame, call)
                     elif not read_only and journal.obstacle is None:
-                        journal.record(frame, expected, conversation.last_call)
+                        journal.record(frame, expected, call)
                     return data
         finally:
             lock.release()
@@ -362,8 +367,6 @@ class ClientSession:
         """Wait until the request in progress has failed and the session has ended."""
         async with self._lock:
             await self._finish_ending()
-            if self.spans is not None:
-                self.spans.end()
 
     async def _finish_ending(self) -> None:
         """Close the connection of the session that was left, if any; one that this client owns is ended first."""
@@ -398,3 +401,24 @@ class ClientSession:
             if self._ending is not None:
                 self._ending.abort_without_loop()  # or the server would keep the session and its slot
         self.loop = loop
+
+
+class TracedSession(ClientSession):
+    """A session whose episodes are traced."""
+
+    def __init__(self, settings: ClientSettings, servers: Servers, session_id: str | None) -> None:
+        super().__init__(settings, servers, session_id)
+        self._spans = EpisodeSpans()
+
+    async def request(
+        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, read_only: bool = False
+    ) -> dict[str, Any]:
+        """Send a request as `ClientSession.request`; a reset or step in a span."""
+        work = super().request(frame, expected, reset=reset, read_only=read_only)
+        if expected != "observation":
+            return await work
+        return await self._spans.request("step" if reset is None else "reset", work)
+
+    async def _end(self) -> None:
+        await super()._end()
+        self._spans.end()

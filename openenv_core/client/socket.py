@@ -20,8 +20,8 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
 from openenv_core.protocol.batch import SUBPROTOCOL
+from openenv_core.protocol.frames import detail_text
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, redact_url
-from openenv_core.protocol.replies import detail_text
 from openenv_core.proxies import proxy_for
 
 MAX_REDIRECTS: Final = 5

@@ -1,6 +1,9 @@
 """The released factories that find a client or an action class by an environment's name; they install nothing."""
 
 import re
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import packages_distributions, version
 from typing import Any
 
 from openenv_core.client import EnvClient, GenericAction, GenericEnvClient
@@ -8,10 +11,50 @@ from openenv_core.client.settings import space_label
 from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.making import client_class, make
+from openenv_core.manifest import ManifestError, read_keys
+from openenv_core.targets import environment_packages, folder_of, require_package
 from openenv_core.tools import CallToolAction
 from openenv_core.types import Action
 
 _SPACE = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/spaces/)?(?P<id>[\w.-]+/[\w.-]+)/?")
+
+
+def _describe(name: str, distributions: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return what an environment's manifest and distribution say, without importing its code.
+
+    Args:
+        name: The environment's name.
+        distributions: Names of distributions by the packages that they bring.
+    """
+    package = require_package(name)
+    folder = folder_of(package)
+    assert folder is not None
+    try:
+        keys = read_keys(folder)
+    except ManifestError:  # a listing shows broken environments too
+        keys = {}
+    distribution = next(iter(distributions.get(package.partition(".")[0], ())), None)
+    key = package.rpartition(".")[2].removesuffix("_env")
+    return {
+        "env_key": key,
+        "name": str(keys.get("name") or f"{key}_env"),
+        "package": distribution or package,
+        "version": str(keys.get("version") or (version(distribution) if distribution else "unknown")),
+        "description": " ".join(str(keys.get("description") or "").split()),
+        "default_image": f"{key}-env:latest".replace("_", "-"),
+        "spec_version": keys.get("spec_version"),
+    }
+
+
+def _describe_classes(name: str) -> dict[str, Any]:
+    """Return the names of an environment's classes, whose package is imported; None for a class that it lacks."""
+    client = client_class(name)
+    return {
+        "env_class": client.__name__,
+        "action_class": getattr(_action_type(client), "__name__", None),
+        "observation_class": getattr(getattr(client, "observation_type", None), "__name__", None),
+        "module": client.__module__,
+    }
 
 
 def _action_type(client: type[EnvClient[Any, Any, Any]]) -> type[Action] | None:
@@ -19,6 +62,15 @@ def _action_type(client: type[EnvClient[Any, Any, Any]]) -> type[Action] | None:
     return getattr(client, "action_type", None) or (
         CallToolAction if issubclass(client, MCPToolClient) else None
     )
+
+
+def _print_all(what: str, about: Callable[[dict[str, Any]], str]) -> None:
+    """Print one line about each environment, sorted by name."""
+    distributions = packages_distributions()
+    described = [_describe(package.rpartition(".")[2], distributions) for package in environment_packages()]
+    described.sort(key=lambda each: str(each["env_key"]))
+    lines = [f"  {environment['env_key']:<20} {about(environment)}" for environment in described]
+    sys.stdout.write("\n".join([f"Available {what}:", *lines, f"Total: {len(lines)}", ""]))
 
 
 class AutoEnv:
@@ -81,6 +133,26 @@ class AutoEnv:
         """Return the client class of an installed environment."""
         return client_class(name)
 
+    @classmethod
+    def get_env_info(cls, name: str) -> dict[str, Any]:
+        """Return what is known of an installed environment, whose package is imported.
+
+        The keys are `env_key`, `name`, `package`, `version`, `description`, `env_class`, `action_class`,
+        `observation_class`, `module`, `default_image` and `spec_version`. A class that the client does not name is
+        None.
+
+        Raises:
+            ConfigurationError: There is no environment of that name.
+        """
+        return {**_describe(name, packages_distributions()), **_describe_classes(name)}
+
+    @classmethod
+    def list_environments(cls) -> None:
+        """Print the installed environments, without importing them."""
+        _print_all(
+            "environments", lambda each: f"{each['description']} ({each['package']} {each['version']})"
+        )
+
 
 class AutoAction:
     """Finds the action class of an environment by the environment's name."""
@@ -109,3 +181,29 @@ class AutoAction:
     def from_hub(cls, env_name: str, skip_install: bool = False) -> type[Action] | type[GenericAction]:
         """Return the action class of an environment; see `from_env`."""
         return cls.from_env(env_name, skip_install)
+
+    @classmethod
+    def get_action_info(cls, name: str) -> dict[str, Any]:
+        """Return what is known of an installed environment's classes; see `AutoEnv.get_env_info`.
+
+        The keys are `env_key`, `env_name`, `package`, `action_class`, `observation_class` and `module`.
+
+        Raises:
+            ConfigurationError: There is no environment of that name.
+        """
+        info = AutoEnv.get_env_info(name)
+        keys = ("env_key", "package", "action_class", "observation_class", "module")
+        return {"env_name": info["name"], **{key: info[key] for key in keys}}
+
+    @classmethod
+    def list_actions(cls) -> None:
+        """Print the action classes of the installed environments, which are imported."""
+
+        def action(environment: dict[str, Any]) -> str:
+            try:
+                name = _describe_classes(environment["env_key"])["action_class"]
+            except Exception as error:  # raised by the author's code
+                return f"cannot be imported: {type(error).__name__}: {error}"
+            return f"{name} ({environment['package']})"
+
+        _print_all("action classes", action)

@@ -47,11 +47,20 @@ class ModelStepResult:
 
 
 @dataclass
+class RolloutEvent:
+    """Something that happened in a rollout."""
+
+    type: str
+    payload: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class HarnessRolloutResult:
     """A rollout: the chat, the tool calls, and the tokens of all answers, one after the other."""
 
     messages: list[Message] = field(default_factory=list)
     tool_trace: list[ToolTraceEntry] = field(default_factory=list)
+    events: list[RolloutEvent] = field(default_factory=list)
     done: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
     prompt_ids: list[int] = field(default_factory=list)
@@ -108,6 +117,12 @@ class MCPHarnessAdapter(HarnessAdapter):
         turns = 0
         while turns < limits.max_turns and not result.done:
             step = model_step(messages, tools, dict(limits.sampling))
+            calls = [
+                {"id": one.id, "name": one.name, "arguments": dict(one.args)}
+                for one in step.response.tool_calls
+            ]
+            payload = {"turn": turns, "content": step.response.content, "tool_calls": calls}
+            result.events.append(RolloutEvent("model_response", payload))
             turns += 1
             messages.append(step.response.to_message_dict())
             result.prompt_ids += step.prompt_ids
@@ -124,6 +139,8 @@ class MCPHarnessAdapter(HarnessAdapter):
                     return result
                 called = session.call_tool(call.name, dict(call.args))
                 result.tool_trace.append(ToolTraceEntry(call.name, dict(call.args), called))
+                made = {"tool_name": call.name, "arguments": dict(call.args), "done": called.done}
+                result.events.append(RolloutEvent("tool_call", made))
                 content = _to_text(called.data)
                 messages.append(
                     {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}

@@ -19,8 +19,8 @@ FORMER: Final = "openenv_core"
 """Its import name until 0.2, now that of our package: the same modules are found below it."""
 
 _PROVIDERS = (
-    "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider, and a "
-    "client takes any object of its shape as provider"
+    "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
+    "RemoteSandboxProvider, and a client takes any object of their shape as provider"
 )
 _SERVER = (
     "a server's own classes: create_app builds the server, openenv_core.protocol reads and writes its frames"
@@ -176,6 +176,9 @@ MODULES: Final[Mapping[str, Module]] = {
         ),
         default_reason=_PROVIDERS,
     ),
+    "openenv.core.containers.runtime.daytona_provider": Module(
+        _names_in("openenv_core.compat.daytona", "DaytonaProvider"), replacement="openenv_core.compat.daytona"
+    ),
     "openenv.core.rubrics": Module(
         includes=_submodules("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
     ),
@@ -215,10 +218,22 @@ MODULES: Final[Mapping[str, Module]] = {
         | _names_in(
             "openenv_core.compat.harness_rollouts",
             "HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession MCPHarnessAdapter ModelStep "
-            "ModelStepResult ToolTraceEntry TraceEntry TrainableSession TrainingTrace TrainingTurn",
-        ),
+            "ModelStepResult RolloutEvent ToolTraceEntry TraceEntry TrainableSession TrainingTrace TrainingTurn",
+        )
+        | _names_in(
+            "openenv_core.compat.harness_sessions",
+            "CLIHarnessAdapter SessionMCPBridge StepEnvSessionAdapter build_harness_rollout_func",
+        )
+        | _names_in("openenv_core.tools", "RESERVED_TOOL_NAMES"),
         default_reason="drivers of coding agents",
         package=True,
+    ),
+    "openenv.core.harness.collect": Module(
+        _names_in(
+            "openenv_core.compat.harness_collect",
+            "CollectResult CollectRunner EpisodeRecord METADATA_FILENAME README_FILENAME RESULTS_FILENAME "
+            "RolloutSerializer build_dataset_readme build_model_step push_to_hf_hub",
+        )
     ),
     "openenv.core.harness.capture": Module(default_reason="capture of agents' calls", package=True),
     "openenv.core.harness.capture.upstream": Module(
@@ -226,8 +241,11 @@ MODULES: Final[Mapping[str, Module]] = {
         default_reason="capture of agents' calls",
     ),
     "openenv.core.evals": Module(
-        default_reason="harnesses of other evaluations; `ropewalk eval` is ours", package=True
+        includes=_submodules("openenv.core.evals", "base types inspect_harness"), package=True
     ),
+    "openenv.core.evals.base": Module(_names_in("openenv_core.compat.evals", "EvalHarness")),
+    "openenv.core.evals.types": Module(_names_in("openenv_core.compat.evals", "EvalConfig EvalResult")),
+    "openenv.core.evals.inspect_harness": Module(_names_in("openenv_core.compat.evals", "InspectAIHarness")),
     "openenv.auto": Module(
         includes=("openenv.auto.auto_action", "openenv.auto.auto_env"),
         default_reason="the released package's own ways of finding environments; openenv_core.make takes a name",

@@ -13,9 +13,8 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from openenv_core.environment import Environment
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.frames import ResetOptions, StepOptions, encode_observation
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_observation
-from openenv_core.protocol.requests import ResetOptions, StepOptions
 from openenv_core.tools import CallToolAction, ListToolsAction
 from openenv_core.types import Action, EnvironmentMetadata, Observation, Reward
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 import httpx
 from pydantic import BaseModel
 
-from openenv_core.adapters.episode import MAX_BACKOFF_S, MIN_BACKOFF_S, TextEpisode, fetch_schema
+from openenv_core.adapters.episode import MAX_BACKOFF_S, MIN_BACKOFF_S, TextEpisode, fetch_schema, seats_of
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import (
     AuthenticationError,
@@ -71,10 +71,13 @@ class PlannedEpisode(NamedTuple):
     options: Json
 
 
-def plan_episodes(settings: EvaluationSettings, first_group: int, tasks: int) -> list[PlannedEpisode]:
-    """Return the episodes of one environment: `tasks` tasks, each with the repetitions of the settings."""
+def plan_episodes(
+    settings: EvaluationSettings, first_group: int, tasks: int, seat: str | None = None
+) -> list[PlannedEpisode]:
+    """Return the episodes of one environment, and seat: `tasks` tasks, each with the repetitions of the settings."""
+    reset = settings.reset if seat is None else settings.reset | {"seat": seat}
     return [
-        PlannedEpisode(first_group + task, sibling, number, settings.reset | options)
+        PlannedEpisode(first_group + task, sibling, number, reset | options)
         for task in range(tasks)
         for sibling in range(settings.repetitions)
         for number, options in [_task(settings, task, sibling)]
@@ -115,6 +118,13 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
             f"expected a server that counts the tasks of --split {split}, got {error!r}; leave --split out to "
             "play seeds"
         ) from error
+
+
+async def check_seat(seat: str, url: str, token: str | None, timeout_s: float) -> None:
+    """Raise a ConfigurationError if a server's environment has no such seat."""
+    seats = seats_of(await fetch_schema(url, token=token, timeout_s=timeout_s))
+    if seat not in seats:
+        raise ConfigurationError(f"expected seats among {', '.join(seats)}, got {seat}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,6 +63,7 @@ class EvaluationSettings(BaseModel):
     split: str | None = None
     repetitions: PositiveInt = 1
     reset: dict[str, Any] = {}
+    seats: tuple[str, ...] = ()
     max_turns: PositiveInt = 64
     success: float | None = None
     sessions: PositiveInt = 64
@@ -70,7 +71,16 @@ class EvaluationSettings(BaseModel):
     patience_s: PositiveFloat = 60.0
     agent: str | None = None
     agent_timeout_s: PositiveFloat = 600.0
-    agent_sandbox: bool = False
+    agent_sandbox: bool | None = None
+
+    @property
+    def places(self) -> list[tuple[str, str, str | None]]:
+        """The name in records, the environment and the seat of everything that the policy plays."""
+        return [
+            (name if seat is None else f"{name} as {seat}", name, seat)
+            for name in self.environments
+            for seat in self.seats or (None,)
+        ]
 
     @model_validator(mode="after")
     def _check_agent(self) -> Self:
@@ -90,7 +100,7 @@ class EpisodeRecord(BaseModel):
     """One episode: a line of the records, which `ropewalk rollouts` shows.
 
     Attributes:
-        environment: The environment's name.
+        environment: The environment's name, and the seat that the policy plays if seats are evaluated.
         group: The task's number in the evaluation.
         sibling: The task's repetition.
         seed: The seed of the reset, or the index of a split's task.

@@ -30,6 +30,7 @@ class Game:
         self._total: float | None = 0.0  # None if the episode cannot be scored
         self._running = False
         self._done = True
+        self._waits = False
 
     @property
     def over(self) -> bool:
@@ -39,6 +40,8 @@ class Game:
     def reset(self, options: Mapping[str, Any]) -> None:
         """Begin an episode; a running one is abandoned."""
         self.end_episode()
+        self._waits = "table" in options
+        self._say_waiting()
         result = self._client.reset(**options)
         self.episodes += 1
         self._steps, self._total = 0, 0.0
@@ -56,6 +59,7 @@ class Game:
 
     def step(self, action: Json) -> None:
         """Take a step."""
+        self._say_waiting()
         result = self._client.step(action)
         self._steps += 1
         if result.unscored is not None:
@@ -99,6 +103,10 @@ class Game:
         lines = observation_lines(result.observation, colours=self.terminal.colours)
         fields |= {name: getattr(result, name) for name in ("observation", "reward", "done", "metadata")}
         self.terminal.report(event, [*title, *lines, *extra, *end], **fields)
+
+    def _say_waiting(self) -> None:
+        if self._waits:  # at a table, where it may be the turn of another player
+            self.terminal.say("waiting for the other players ...")
 
     def _count(self, result: StepResult[Json]) -> None:
         self._done = result.done

@@ -15,9 +15,15 @@ from pydantic_core import from_json
 
 from openenv_core.outcomes import outcome_of
 from openenv_core.protocol.errors import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
+from openenv_core.protocol.frames import (
+    RequestDecoder,
+    RequestHead,
+    RequestId,
+    ResetOptions,
+    encode_fields,
+    require_observation,
+)
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_fields, require_observation
-from openenv_core.protocol.requests import RequestDecoder, RequestHead, RequestId, ResetOptions
 from openenv_core.types import Observation
 
 SUBPROTOCOL: Final = "ropewalk.v1"
@@ -116,11 +122,6 @@ def encode_reply(
         last: Whether no further reply to the request follows.
     """
     return encode_frame({"id": dumps(request_id), **fields, "last": dumps(last)}, arrays)
-
-
-def encode_single_reply(request_id: int, reply: str) -> str:
-    """Encode a reply to a request for one session: a frame of the released dialect with the request's id."""
-    return f'{{"id":{request_id},{reply[1:]}'
 
 
 def read_frame(

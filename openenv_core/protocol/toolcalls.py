@@ -6,8 +6,8 @@ from typing import Any, Final
 from pydantic import ConfigDict, ValidationError
 
 from openenv_core.errors import ProtocolError, ToolCallError
+from openenv_core.protocol.frames import encode_request
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from openenv_core.protocol.requests import encode_request
 from openenv_core.tools import CallToolObservation, ListToolsObservation, Tool, ToolError, ToolErrorType
 from openenv_core.types import Observation, StepResult
 

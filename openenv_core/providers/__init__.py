@@ -6,6 +6,7 @@ from openenv_core.errors import make_lazy_getattr
 from openenv_core.providers.base import AnyProvider, Provider
 
 if TYPE_CHECKING:
+    from openenv_core.providers.claims import ClaimFleet
     from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
     from openenv_core.providers.docker.fleet import DockerFleet
     from openenv_core.providers.fleet import ServerFleet
@@ -13,9 +14,11 @@ if TYPE_CHECKING:
     from openenv_core.providers.pool import DockerPool
     from openenv_core.providers.process import LocalProcessProvider
     from openenv_core.providers.ray import RayFleet
+    from openenv_core.providers.remote import RemoteSandboxProvider
 
 __all__ = [
     "AnyProvider",
+    "ClaimFleet",
     "ContainerOptions",
     "DockerFleet",
     "DockerPool",
@@ -24,12 +27,14 @@ __all__ = [
     "LocalProcessProvider",
     "Provider",
     "RayFleet",
+    "RemoteSandboxProvider",
     "ServerFleet",
 ]
 
 __getattr__ = make_lazy_getattr(
     globals(),
     {
+        "ClaimFleet": "openenv_core.providers.claims",
         "ContainerOptions": "openenv_core.providers.docker",
         "DockerFleet": "openenv_core.providers.docker.fleet",
         "DockerPool": "openenv_core.providers.pool",
@@ -37,6 +42,7 @@ __getattr__ = make_lazy_getattr(
         "LocalDockerProvider": "openenv_core.providers.docker",
         "LocalProcessProvider": "openenv_core.providers.process",
         "RayFleet": "openenv_core.providers.ray",
+        "RemoteSandboxProvider": "openenv_core.providers.remote",
         "ServerFleet": "openenv_core.providers.fleet",
     },
 )

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import secrets
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import Any, Final, Self
 
 from openenv_core.errors import ConfigurationError, ProviderError
+from openenv_core.providers.base import hold_stopped
 from openenv_core.proxies import client_for
 
 logger = logging.getLogger("openenv_core")
@@ -21,6 +23,7 @@ ENGINES: Final[Mapping[str, str]] = {
     "ray": "openenv_core.providers.ray:RayFleet",
     "docker": "openenv_core.providers.docker.fleet:DockerFleet",
     "kubernetes": "openenv_core.providers.kubernetes:KubernetesFleet",
+    "agent-sandbox": "openenv_core.providers.claims:ClaimFleet",
 }
 
 READY_TIMEOUT_S: Final = 300.0
@@ -103,6 +106,8 @@ class ServerFleet(ABC):
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
         self._is_another = self._is_started = False
+        self._starting = threading.Lock()
+        self._stopping = threading.Event()
 
     @classmethod
     @abstractmethod
@@ -147,28 +152,35 @@ class ServerFleet(ABC):
         """Start the servers, wait until all are ready, and return the URL of one; a second call returns one, too.
 
         Raises:
-            ProviderError: They were not ready in time, or there is a fleet of this name.
+            ProviderError: They were not ready in time, `stop` was called meanwhile, or there is a fleet of this name.
         """
-        if self._is_started:
-            self.wait_ready(1)
+        with self._starting:
+            if self._is_started:
+                self.wait_ready(1)
+                return self.urls()[0]
+            self._is_another = bool(self.servers())
+            if self._is_another:
+                raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
+            self._is_started = True
+            try:
+                self._resize(self._size)
+                self.wait_ready(self._size)
+            except BaseException:
+                self._end()
+                self._is_started = False
+                raise
             return self.urls()[0]
-        self._is_another = bool(self.servers())
-        if self._is_another:
-            raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
-        self._is_started = True
-        try:
-            self._resize(self._size)
-            self.wait_ready(self._size)
-        except BaseException:
-            self.stop()
-            raise
-        return self.urls()[0]
 
     def stop(self) -> None:
-        """Stop all servers, whatever their sessions do. Idempotent. Leaves another fleet that had the name alone."""
-        if not self._is_another:
-            self._end()
-            self._is_started = False
+        """Stop all servers, whatever their sessions do. Idempotent. Leaves another fleet that had the name alone.
+
+        Makes a start in progress in another thread fail.
+        """
+        with hold_stopped(self._stopping.set, self._starting):
+            self._stopping.clear()
+            if not self._is_another:
+                self._end()
+                self._is_started = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -287,7 +299,8 @@ class ServerFleet(ABC):
         while not condition():
             if time.monotonic() > deadline:
                 raise ProviderError(f"fleet {self.name}: expected within {timeout_s:g} s {goal}")
-            time.sleep(POLL_INTERVAL_S)
+            if self._stopping.wait(POLL_INTERVAL_S):
+                raise ProviderError(f"fleet {self.name}: it was stopped meanwhile")
 
 
 def fleet_class(engine: str) -> type[ServerFleet]:
@@ -307,8 +320,8 @@ def open_fleet(engine: str, target: str, servers: int, options: Mapping[str, Any
     """Return a fleet that is not started yet.
 
     Args:
-        engine: `ray`, `docker` or `kubernetes`.
-        target: What Ray's servers serve, as for `ropewalk serve`; the image of containers on the others.
+        engine: `ray`, `docker`, `kubernetes` or `agent-sandbox`.
+        target: What Ray's servers serve, as for `ropewalk serve`; the image of containers, or the pool of sandboxes.
         servers: Number of servers.
         options: Further arguments of the fleet's class.
 

@@ -86,7 +86,7 @@ class KubernetesFleet(ServerFleet):
         detached: bool = False,
     ) -> None:
         super().__init__(servers, name, token)
-        self._namespace = namespace or _configure()
+        self._namespace = namespace or namespace_of_configuration()
         self._image, self._env_vars = image, dict(env_vars or {})
         self._resources = {"cpu": str(cpus), "memory": memory}
         self._session_grace_s, self._detached = session_grace_s, detached
@@ -95,8 +95,8 @@ class KubernetesFleet(ServerFleet):
     @classmethod
     def find(cls, name: str, namespace: str | None = None) -> Self:
         """Return a running fleet, or release of the chart."""
-        namespace = namespace or _configure()
-        with _translated_errors():
+        namespace = namespace or namespace_of_configuration()
+        with translated_errors():
             apps, core = _apis()
             found = apps.read_namespaced_stateful_set(name, namespace)
             secret = core.read_namespaced_secret(name, namespace)
@@ -109,7 +109,7 @@ class KubernetesFleet(ServerFleet):
     def servers(self) -> list[FleetServer]:
         """Return the servers; one whose pod is not Ready, or is ending, is not."""
         selector = f"{INSTANCE}={self.name}"
-        with _translated_errors():
+        with translated_errors():
             pods = self._core.list_namespaced_pod(self._namespace, label_selector=selector).items
         found = []
         for pod in pods:
@@ -122,17 +122,17 @@ class KubernetesFleet(ServerFleet):
     def _end(self) -> None:
         """Delete the StatefulSet, and with it what it owns."""
         delete = self._apps.delete_namespaced_stateful_set
-        _unless_missing(lambda: delete(self.name, self._namespace, propagation_policy="Background"))
+        call_unless_missing(lambda: delete(self.name, self._namespace, propagation_policy="Background"))
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """End a pod, whose server drains, and wait for the next one of its name."""
         self._find(name)
-        with _translated_errors():
+        with translated_errors():
             before = self._core.read_namespaced_pod(name, self._namespace).metadata.uid
             self._core.delete_namespaced_pod(name, self._namespace, grace_period_seconds=DRAIN_TIMEOUT_S)
 
         def is_replaced() -> bool:
-            pod = _unless_missing(lambda: self._core.read_namespaced_pod(name, self._namespace))
+            pod = call_unless_missing(lambda: self._core.read_namespaced_pod(name, self._namespace))
             ready = any(server.ready for server in self.servers() if server.name == name)
             return ready and pod is not None and pod.metadata.uid != before
 
@@ -141,13 +141,13 @@ class KubernetesFleet(ServerFleet):
     def _resize(self, servers: int) -> None:
         patch = {"spec": {"replicas": servers}}
         scale = self._apps.patch_namespaced_stateful_set_scale
-        if _unless_missing(lambda: scale(self.name, self._namespace, patch)) is not None:
+        if call_unless_missing(lambda: scale(self.name, self._namespace, patch)) is not None:
             return
         self._sweep()
-        with _translated_errors():
+        with translated_errors():
             labels = {**NAME, **MANAGER, INSTANCE: self.name}
             metadata: dict[str, Any] = {"name": self.name, "labels": labels}
-            owned = {} if self._detached else self._describe_owner()
+            owned = {} if self._detached else describe_owner(self._core, self._namespace)
             body = self._describe_stateful_set({**metadata, **owned}, servers)
             created = self._apps.create_namespaced_stateful_set(self._namespace, body)
             metadata["ownerReferences"] = [
@@ -178,22 +178,14 @@ class KubernetesFleet(ServerFleet):
     def _sweep(self) -> None:
         """Delete the fleets of programs of this machine that have ended without doing so."""
         selector = ",".join(f"{key}={value}" for key, value in MANAGER.items())
-        with _translated_errors():
+        with translated_errors():
             found = self._apps.list_namespaced_stateful_set(self._namespace, label_selector=selector).items
             for each in found:
-                process = parse((each.metadata.annotations or {}).get(OWNER, ""))
-                if process is not None and is_gone(process):
+                if is_orphan(each.metadata.annotations):
                     with suppress(ApiException):  # another program sweeps too
                         self._apps.delete_namespaced_stateful_set(
                             each.metadata.name, self._namespace, propagation_policy="Background"
                         )
-
-    def _describe_owner(self) -> dict[str, Any]:
-        """Return metadata that ties the fleet to this program, or to its pod if it runs in one."""
-        if "KUBERNETES_SERVICE_HOST" not in os.environ:
-            return {"annotations": {OWNER: str(owner())}}
-        pod = self._core.read_namespaced_pod(socket.gethostname(), self._namespace).metadata
-        return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}]}
 
     def _describe_stateful_set(self, metadata: Mapping[str, Any], servers: int) -> dict[str, Any]:
         """Return the StatefulSet, whose pods are those of `dockerfiles/chart`, which says why."""
@@ -254,12 +246,26 @@ class KubernetesFleet(ServerFleet):
         }
 
 
+def describe_owner(core: Any, namespace: str) -> dict[str, Any]:
+    """Return metadata that ties an object to this program, or to its pod if it runs in one."""
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return {"annotations": {OWNER: str(owner())}}
+    pod = core.read_namespaced_pod(socket.gethostname(), namespace).metadata
+    return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}]}
+
+
+def is_orphan(annotations: Mapping[str, str] | None) -> bool:
+    """Whether an object belongs to a program of this machine that has ended."""
+    process = parse((annotations or {}).get(OWNER, ""))
+    return process is not None and is_gone(process)
+
+
 def _apis() -> tuple[Any, Any]:
     """Return the interfaces of the cluster's API that are used; the stubs take every field for optional."""
     return kubernetes.client.AppsV1Api(), kubernetes.client.CoreV1Api()
 
 
-def _configure() -> str:
+def namespace_of_configuration() -> str:
     """Configure the client, and return the namespace to use."""
     config: Any = kubernetes.config
     try:
@@ -274,9 +280,9 @@ def _configure() -> str:
         ) from error
 
 
-def _unless_missing(call: Callable[[], Any]) -> Any:
-    """Return the result of a call; None if its object does not exist. Raises as `_translated_errors`."""
-    with _translated_errors():
+def call_unless_missing(call: Callable[[], Any]) -> Any:
+    """Return the result of a call; None if its object does not exist. Raises as `translated_errors`."""
+    with translated_errors():
         try:
             return call()
         except ApiException as error:
@@ -286,7 +292,7 @@ def _unless_missing(call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _translated_errors() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Convert the client's exceptions in the block to ProviderError."""
     try:
         yield

@@ -209,10 +209,18 @@ class RayFleet(ServerFleet):
 
     def wait_ready(self, servers: int, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until this many servers are ready; raise ProviderError at once if one could not start."""
-        with _translated_errors():
-            for handle in self._handles.values():
+        calls = [handle.url.remote() for handle in self._handles.values()]
+
+        def have_started() -> bool:
+            nonlocal calls
+            ready, calls = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
+            for call in ready:
                 with suppress(ray.exceptions.ActorUnavailableError):  # it is being restarted
-                    ray.get(handle.url.remote(), timeout=timeout_s)
+                    ray.get(call)
+            return not calls
+
+        with _translated_errors():
+            self._wait(have_started, timeout_s, f"{servers} servers to start")
         super().wait_ready(servers, timeout_s)
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import shutil
 import tempfile
 import time
@@ -14,7 +15,14 @@ import httpx
 
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.agents.confine import FOLDER as CONFINED_FOLDER
-from rl_bridge.agents.process import OUTPUT_FILE, ProgramExit, require_program, run_program
+from rl_bridge.agents.process import (
+    FOLDER_THERE,
+    OUTPUT_FILE,
+    ProgramExit,
+    require_program,
+    run_program,
+    run_there,
+)
 from rl_bridge.agents.programs import PRESETS, AgentProgram
 from rl_bridge.agents.run import AgentRun
 from rl_bridge.agents.sandbox import AgentSandbox
@@ -26,10 +34,13 @@ from rl_bridge.gateway.episode import GatewayEpisode, ToolPort
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending
 
+logger = logging.getLogger(__name__)
+
 UNLIMITED: Final = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 AgentFunction = Callable[[AgentRun], Coroutine[Any, Any, Any]]
 
+UNCONFINED: Final = "programs cannot be confined here; use a machine on which this user may make namespaces"
 KEPT_OUTPUTS: Final = 64
 """The outputs of how many programs are kept, the latest."""
 
@@ -97,8 +108,9 @@ class AgentHost:
             self._function = resolve(agent.function, key="rollout.agent.function")
         else:
             self._program = make_program(agent)
-            require_program(self._program)
-        self._server = GatewayServer(self.gateway)
+            if not agent.in_environment:
+                require_program(self._program)
+        self._server = GatewayServer(self.gateway, host=agent.gateway_host)
         self._sandbox: AgentSandbox | None = None
         self._agent = agent
         self._started: asyncio.Task[None] | None = None
@@ -116,19 +128,30 @@ class AgentHost:
 
     async def _start(self) -> None:
         await self._server.start()
-        if not self._agent.sandbox:
+        agent = self._agent
+        if self._program is None or agent.sandbox is False or agent.in_environment:
             return
-        assert self._program is not None
-        self._sandbox = AgentSandbox(self._program.command[0], self._agent.readable, self._server.address)
+        sandbox = AgentSandbox(
+            self._program.command[0],
+            agent.readable,
+            self._server.address,
+            memory_bytes=agent.memory_mb << 20,
+            processes=agent.processes,
+        )
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="ropewalk-agent-"))
         try:
-            trial = await run_program(AgentProgram(command=("true",)), folder, self._sandbox)
+            trial = await run_program(AgentProgram(command=("true",)), folder, sandbox)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        if trial.code:
-            raise ConfigError(
-                "rollout.agent.sandbox: programs cannot be confined here; use a machine on which this user may make "
-                f"namespaces, or set it to false\n{trial.output}"
+        if trial.code == 0:
+            self._sandbox = sandbox
+        elif agent.sandbox:
+            raise ConfigError(f"rollout.agent.sandbox: {UNCONFINED}, or set it to false\n{trial.output}")
+        else:
+            logger.warning(
+                "agents run as plain processes of this user: %s; rollout.agent.sandbox=false omits this\n%s",
+                UNCONFINED,
+                trial.output,
             )
 
     async def close(self) -> None:
@@ -172,6 +195,9 @@ class AgentHost:
             await self._function(run)
             return None
         assert self._program is not None
+        if self._agent.in_environment:
+            program = self._program.fill(run.values() | {"folder": FOLDER_THERE})
+            return await run_there(program, run, self._agent.timeout_s)
         values = run.values() | ({} if self._sandbox is None else {"folder": CONFINED_FOLDER})
         return await run_program(self._program.fill(values), run.folder, self._sandbox)
 

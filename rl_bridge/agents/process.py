@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Mapping
@@ -15,12 +16,15 @@ from openenv_core.signals import signal_name
 from rl_bridge.agents.confine import FOLDER as CONFINED_FOLDER
 from rl_bridge.agents.confine import write_files
 from rl_bridge.agents.programs import AgentProgram
+from rl_bridge.agents.run import AgentRun
 from rl_bridge.agents.sandbox import AgentSandbox
 from rl_bridge.errors import ConfigError
 
 GRACE_S: Final = 1.0
 """How long a program may take to end after SIGTERM."""
 OUTPUT_FILE: Final = "output.log"
+FOLDER_THERE: Final = "/tmp/agent"
+"""Where a program that runs in the environment's machine finds its files."""
 TAIL_BYTES: Final = 2000
 """How much of a program's output is shown where it failed."""
 
@@ -84,6 +88,24 @@ async def run_program(
                     process.send_signal(signal.SIGTERM)
                 await process.wait()
     return ProgramExit(128 - code if code > 128 else code, read_tail(output_path))
+
+
+async def run_there(program: AgentProgram, run: AgentRun, timeout_s: float) -> ProgramExit:
+    """Run a program in the environment's machine, by the tools of its episode, and submit what it has done there.
+
+    Args:
+        program: The program, whose values are filled in.
+        run: The episode.
+        timeout_s: After which it is ended; the environment may end it, and the episode, earlier.
+    """
+    for name, text in program.files.items():
+        await run.tools.call("write_file", {"path": f"{FOLDER_THERE}/{name}", "content": text})
+    variables = [f"{name}={value}" for name, value in program.env.items()]
+    command = shlex.join(["env", *variables, *program.command])
+    output, failed = await run.tools.call("run", {"command": command, "timeout_s": timeout_s})
+    (run.folder / OUTPUT_FILE).write_text(output, encoding="utf-8")
+    await run.tools.call("submit", {})
+    return ProgramExit(int(failed), output[-TAIL_BYTES:])
 
 
 def read_tail(path: Path) -> str:

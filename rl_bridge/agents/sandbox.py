@@ -1,18 +1,22 @@
 """The sandbox of agents' programs: what each may see, and the way from its network to the gateway."""
 
 import asyncio
+import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
 from openenv_core.packages import module_command
+from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.readable import find_readable
 from rl_bridge.agents.confine import Confinement
 
 CHUNK_BYTES: Final = 1 << 16
+INITS: Final = 1
+"""Processes of ours beside a program's own."""
 ETC: Final = ("passwd", "group", "hosts", "nsswitch.conf", "ssl", "ca-certificates")
 
 
@@ -23,12 +27,24 @@ class AgentSandbox:
         program: The command's name or path, which is readable with what it is installed with.
         readable: Further readable files and folders.
         gateway: The address of the gateway.
+        memory_bytes: The memory of a program and its folder.
+        processes: How many processes and threads it may have.
     """
 
-    def __init__(self, program: str, readable: Sequence[str], gateway: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        program: str,
+        readable: Sequence[str],
+        gateway: tuple[str, int],
+        *,
+        memory_bytes: int,
+        processes: int,
+    ) -> None:
         etc = [Path("/etc", name) for name in ETC]
         self._shown, self._hidden = find_readable([*etc, *find_installation(program), *map(Path, readable)])
         self._gateway = gateway
+        self._memory_bytes, self._processes = memory_bytes, processes
+        self._cgroups = cgroups.find()
 
     @asynccontextmanager
     async def open(
@@ -42,10 +58,13 @@ class AgentSandbox:
             command: The program and its arguments.
             files: Files to write in its folder.
         """
-        spec = Confinement(self._shown, self._hidden, files, self._gateway[1])
+        spec = Confinement(
+            self._shown, self._hidden, dict(files), self._gateway[1], self._memory_bytes, self._processes
+        ).encode()
         ours, theirs = socket.socketpair()
-        with ours, theirs:
-            relaying = asyncio.create_task(self._relay(ours, spec.encode()))
+        with ours, theirs, self._make_group() as doors:
+            socket.send_fds(ours, [spec[:1]], doors)
+            relaying = asyncio.create_task(self._relay(ours, spec[1:]))
             try:
                 yield (
                     [*module_command("rl_bridge.agents.confine"), str(theirs.fileno()), *command],
@@ -54,6 +73,24 @@ class AgentSandbox:
             finally:
                 relaying.cancel()
                 await asyncio.gather(relaying, return_exceptions=True)
+
+    @contextmanager
+    def _make_group(self) -> Iterator[list[int]]:
+        """Yield descriptors by which a process joins a control group of its own; none if no group can be made here."""
+        if self._cgroups is None:
+            yield []
+            return
+        group = self._cgroups.make("agent", self._memory_bytes, self._processes + INITS)
+        try:
+            doors = group.open_join_files()
+            try:
+                yield doors
+            finally:
+                for door in doors:
+                    os.close(door)
+        finally:
+            group.kill()
+            group.remove()
 
     async def _relay(self, link: socket.socket, spec: bytes) -> None:
         """Take the socket that listens in the program's network, and pass its connections on to the gateway."""

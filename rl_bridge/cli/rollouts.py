@@ -5,16 +5,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
 from rl_bridge.cli.common import RUNS, with_exit_status
 from rl_bridge.errors import ConfigError, NoRecordsError
 
-if TYPE_CHECKING:
-    from rl_bridge.rollouts_page.server import PageServer
-
-MAX_PORT = 65_535
+PAGE_FILE = "rollouts.html"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,22 +21,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the run's folder; default: the newest in ./runs with rollouts",
     )
-    parser.add_argument("--out", metavar="FILE", help="write a single HTML file, which needs no server")
-    parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="port to serve on; default: a free one"
-    )
+    parser.add_argument("--out", metavar="FILE", help=f"the HTML file to write; default: FOLDER/{PAGE_FILE}")
 
 
 @with_exit_status("rollouts")
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C, or write the file; returns 0, 1 if no rollouts are found, 2 for a bad command line."""
-    if not 0 <= arguments.port <= MAX_PORT:
-        raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
+    """Write the page; returns 0, 1 if no rollouts are found, 2 for a bad command line."""
     folder = _find_folder(arguments.run)
-    if arguments.out is not None:
-        _write(folder, Path(arguments.out))
-    else:
-        _serve(folder, arguments.port)
+    _write(folder, folder / PAGE_FILE if arguments.out is None else Path(arguments.out))
     return 0
 
 
@@ -67,7 +55,7 @@ def _find_folder(name: str | None) -> Path:
 
 
 def _write(folder: Path, out: Path) -> None:
-    from rl_bridge.rollouts_page.server import make_standalone_page
+    from rl_bridge.rollouts_page.page import render_page
 
     target = Path(os.path.realpath(out))  # a link stays one
     if not target.name or (os.path.exists(target) and not target.is_file()):  # such as a folder, or /dev/null
@@ -75,7 +63,7 @@ def _write(folder: Path, out: Path) -> None:
     partial = target.with_name(f"{target.name}.partial")
     try:
         with partial.open("wb") as file:
-            file.writelines(make_standalone_page(folder, _read_records(folder)))
+            file.writelines(render_page(folder, _read_records(folder)))
         partial.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {str(out)!r}: {error.strerror}") from error
@@ -96,35 +84,14 @@ def _read_records(folder: Path) -> Iterator[bytes]:
         raise NoRecordsError(f"cannot read {str(error.filename)!r}: {error.strerror}") from error
 
 
-def _serve(folder: Path, port: int) -> None:
-    from rl_bridge.rollouts_page.server import PageServer
-
-    try:
-        server = PageServer(folder, port=port)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot serve on port {port}: {error.strerror}; leave --port out to take a free one"
-        ) from error
-    with server:
-        _serve_until_interrupted(server)
-
-
-def _serve_until_interrupted(server: "PageServer") -> None:
-    print(f"{server.url} has the rollouts of {server.run}, until Ctrl-C", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        print()
-
-
 COMMAND = Command(
     name="rollouts",
-    help="read the rollouts of a run in a browser",
+    help="write a page with the rollouts of a run, to read in a browser",
     configure=configure,
     run=run,
     examples=(
         "ropewalk rollouts",
-        "ropewalk rollouts runs/seven --port 8080",
+        "ropewalk rollouts runs/seven",
         "ropewalk rollouts runs/seven --out seven.html",
     ),
 )

@@ -32,3 +32,4 @@ from rl_bridge.config.sections import RecordsConfig as RecordsConfig
 from rl_bridge.config.sections import RewardConfig as RewardConfig
 from rl_bridge.config.sections import TrainerConfig as TrainerConfig
 from rl_bridge.config.sections import TrainerOptions as TrainerOptions
+from rl_bridge.config.self_play import SelfPlayConfig as SelfPlayConfig

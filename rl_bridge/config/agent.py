@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rl_bridge.config.sections import Seconds, Section
+from rl_bridge.config.sections import Count, Seconds, Section
 
 
 class AgentConfig(Section):
@@ -25,11 +25,23 @@ class AgentConfig(Section):
     files: dict[str, str] = Field(default_factory=dict)
     """Files to write before the program starts, by their paths in the episode's folder, beside the preset's; the same
     names stand for the episode's, as within a string of JSON."""
-    sandbox: bool = False
+    sandbox: bool | None = None
     """Whether a program is confined (Linux): it sees the system's programs, what it is installed with, an empty folder
-    in memory, and of all networks the gateway alone, which has the policy and the environment's tools."""
+    in memory, and of all networks the gateway alone, which has the policy and the environment's tools. By default it is
+    where this machine permits it, and a warning says where it does not; true refuses such a machine."""
+    memory_mb: Count = 4096
+    """The memory of a confined program with all that it starts, and of its folder, in MiB. Beyond it a process is
+    killed."""
+    processes: Count = 1024
+    """How many processes and threads a confined program may have."""
     readable: tuple[str, ...] = ()
     """Further files and folders that a confined program may read, such as a compiler below a home."""
+    in_environment: bool = False
+    """Whether the command runs in the environment's machine, as that of a Harbor task: by the environment's own tools,
+    `write_file`, `run` and, when it has ended, `submit`. It starts in the task's working folder."""
+    gateway_host: str = "127.0.0.1"
+    """The address that the gateway listens at: for a program in a container one that the container reaches, such as
+    that of Docker's bridge."""
     timeout_s: Seconds = 600.0
     """How long after the reset the agent may take; then the episode is truncated."""
     untrained: tuple[str, ...] = ()
@@ -47,6 +59,10 @@ class AgentConfig(Section):
         if self.function is not None and self.sandbox:
             raise ValueError(
                 "expected rollout.agent.sandbox with a preset or a command; a function runs in the worker's process"
+            )
+        if self.in_environment and (self.command is None or self.sandbox):
+            raise ValueError(
+                "expected rollout.agent.in_environment with a command, which that machine has, and without sandbox"
             )
         if self.program is not None and self.preset is None:
             raise ValueError(

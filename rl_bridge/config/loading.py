@@ -111,10 +111,21 @@ def load_saved_config(folder: Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def _load(data: dict[str, Any], overrides: Iterable[str], schema: type[SectionT]) -> SectionT:
+    _resolve_short_key(data)
     # The algorithm's name first: other overrides change its preset, whatever their order.
     for override in sorted(overrides, key=_is_algorithm_name, reverse=True):
         _apply_override(data, override)
+        _resolve_short_key(data)
     return _validate(data, schema)
+
+
+def _resolve_short_key(data: dict[str, Any]) -> None:
+    """Move `trainer.tensor_parallel` to the key that it is short for, `trainer.parallel.tp`."""
+    trainer = data.get("trainer")
+    if isinstance(trainer, dict) and trainer.get("tensor_parallel") is not None:
+        rest = {key: value for key, value in trainer.items() if key != "tensor_parallel"}
+        tp = {"tp": trainer["tensor_parallel"]}
+        data["trainer"] = rest | {"parallel": {**(rest.get("parallel") or {}), **tp}}
 
 
 def colocate_if_needed(config: Config, gpus: int) -> Config:

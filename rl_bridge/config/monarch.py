@@ -72,6 +72,8 @@ class RolesConfig(Section):
     policy: RoleConfig = RoleConfig()
     trainer: RoleConfig = RoleConfig()
     reference: RoleConfig = RoleConfig()
+    opponent: RoleConfig = RoleConfig()
+    """Generators of earlier versions and other checkpoints, which play seats of a game (`env.seats`)."""
     reward: RoleConfig = RoleConfig()
     environment: RoleConfig = RoleConfig()
     """Servers of `env.app` or `env.image`; they run on the controller's host, or where `env.fleet` says."""
@@ -92,7 +94,7 @@ class RolesConfig(Section):
                 f"expected monarch.roles.trainer.replicas of 1, got {self.trainer.replicas}; "
                 "more ranks are monarch.roles.trainer.procs"
             )
-        for name in ("policy", "reward"):
+        for name in ("policy", "reward", "opponent"):
             role = getattr(self, name)
             if role.ranks != 1:
                 raise ValueError(
@@ -122,7 +124,8 @@ class RolesConfig(Section):
 
     def _gpus_by_role(self) -> list[int]:
         return [
-            role.min_replicas * role.gpus for role in (self.policy, self.trainer, self.reference, self.reward)
+            role.min_replicas * role.gpus
+            for role in (self.policy, self.trainer, self.reference, self.reward, self.opponent)
         ]
 
 
@@ -250,16 +253,17 @@ def derive_monarch(
     *,
     num_workers: int | None,
     reference: bool,
+    opponent: bool = False,
     tensor_parallel: int = 1,
 ) -> MonarchConfig:
     """Return the mesh with the roles that `trainer.num_gpus` implies; roles given in the table are kept.
 
     The trainer gets one rank per GPU, on as few hosts as possible. With 0 GPUs it computes on the CPU, and so does
     every role that the table omits. Otherwise the reference model, if any, gets one GPU, and each generator
-    `tensor_parallel` GPUs. There are as many generators as remaining GPUs allow, and at most `num_workers` if that is
-    set. GPUs are counted by `monarch`, or if it names none and no other hosts, on this machine; if these are too few,
-    the number is taken as unknown, and there is one generator per worker. If no GPU remains, generators are colocated
-    on the trainer's GPUs, unless `monarch.colocate` is false.
+    `tensor_parallel` GPUs, that of opponents too. There are as many generators as remaining GPUs allow, and at most
+    `num_workers` if that is set. GPUs are counted by `monarch`, or if it names none and no other hosts, on this
+    machine; if these are too few, the number is taken as unknown, and there is one generator per worker. If no GPU
+    remains, generators are colocated on the trainer's GPUs, unless `monarch.colocate` is false.
 
     Raises:
         ValueError: The table gives the trainer another number of GPUs, the trainer's GPUs cannot be divided evenly over
@@ -270,6 +274,8 @@ def derive_monarch(
     if num_gpus:
         if reference:
             roles["reference"] = RoleConfig(gpus=1)
+        if opponent:
+            roles["opponent"] = RoleConfig(gpus=tensor_parallel)
         roles["policy"] = RoleConfig(gpus=tensor_parallel)
     roles = {name: role for name, role in roles.items() if name not in configured.model_fields_set}
     if "policy" in roles:

@@ -28,6 +28,15 @@ from rl_bridge.config.sections import (
     Section,
     TrainerConfig,
 )
+from rl_bridge.config.self_play import (
+    FROZEN,
+    POLICY,
+    Seating,
+    SelfPlayConfig,
+    is_checkpoint,
+    make_seatings,
+    require_siblings,
+)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """A run's name: a single folder's, so that it cannot lead elsewhere."""
@@ -75,8 +84,6 @@ class ModelConfig(Section):
     """Whether chat templates with `enable_thinking` (such as Qwen3's) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama", "xml"] = "auto"
     """How the policy writes tool calls; auto detects it from the chat template."""
-    repair_tool_calls: bool = False
-    """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
 
 
 class EnvConfig(Section):
@@ -103,9 +110,16 @@ class EnvConfig(Section):
     among the environments if there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, apart from the seed."""
-    seats: tuple[str, ...] = ()
+    seats: tuple[str, ...] | dict[str, str] = ()
     """Self-play in training: the seats of a game that the policy plays at once and is trained in, each with a baseline
-    of its own. Others are played by the server, as `reset` says; so are all but one in held-out episodes."""
+    of its own; or who plays each seat: `policy`, `frozen` (a version of the policy, see `self_play`), the folder of a
+    checkpoint of the same model, `package.module:function` (an observation in, an action out), or `server:NAME`, a
+    policy of the environment's. Others are played by the server, as `reset` says; so are all but one in held-out
+    episodes."""
+    trained_seats: tuple[str, ...] = ()
+    """Those of the policy's seats that it is trained in; by default all of them."""
+    exchange_seats: bool = False
+    """Whether the players change seats from table to table of a group, so that the policy is trained in each seat."""
     connect_timeout_s: Seconds = 30.0
     """How long opening a session may take."""
     reset_timeout_s: Seconds = 30.0
@@ -125,6 +139,17 @@ class EnvConfig(Section):
     """With several environments: the number of groups in this one for each group in one of weight 1."""
 
     @property
+    def players(self) -> dict[str, str]:
+        """Who plays each of `seats`."""
+        return self.seats if isinstance(self.seats, dict) else dict.fromkeys(self.seats, POLICY)
+
+    @property
+    def seatings(self) -> tuple[Seating, ...]:
+        """The seatings of successive tables of a group; none without `seats`."""
+        own_seats = [seat for seat, player in self.players.items() if player == POLICY]
+        return make_seatings(self.players, self.trained_seats or own_seats, exchange=self.exchange_seats)
+
+    @property
     def urls(self) -> tuple[str, ...]:
         """The addresses in `url`."""
         return (self.url,) if isinstance(self.url, str) else self.url or ()
@@ -133,10 +158,17 @@ class EnvConfig(Section):
     def _check(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
-        if len(set(self.seats)) != len(self.seats) or len(self.seats) == 1:
+        if len(self.players) != len(self.seats) or len(self.seats) == 1:
             raise ValueError(
                 f"expected the names of two seats or more in env.seats, got {list(self.seats)}; one seat is trained by "
                 "env.reset.seat"
+            )
+        own_seats = [seat for seat, player in self.players.items() if player == POLICY]
+        if self.seats and not own_seats:
+            raise ValueError(f"expected {POLICY} at one of env.seats or more, got {self.players}")
+        if unknown := [seat for seat in self.trained_seats if seat not in own_seats]:
+            raise ValueError(
+                f"expected env.trained_seats among those of {POLICY}, {own_seats}, got {unknown}"
             )
         if sum(source is not None for source in (self.app, self.image, self.url)) != 1:
             raise ValueError(
@@ -236,7 +268,7 @@ class RolloutConfig(Section):
     weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
     """How generators take new weights: after finishing their requests (drain), or by continuing them under the new
     weights, with keys and values recomputed (continue) or those of the old weights (keep_cache). With `max_staleness`
-    above 0 the default is continue, unless adapters are sent (`model.lora.push`)."""
+    above 0 the default is continue; then answers finish with the adapters (`model.lora.push`) that they began with."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """The least siblings with which a group is trained if others were lost or late. With fewer it is dropped."""
     straggler_timeout_s: Seconds | None = None
@@ -341,6 +373,7 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    self_play: SelfPlayConfig = SelfPlayConfig()
     metrics: MetricsConfig = MetricsConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
@@ -376,6 +409,25 @@ class Config(Section):
         return ParallelConfig(tp=parallel.tp, ep=parallel.ep)
 
     @property
+    def _opponent_sources(self) -> set[str]:
+        players = {player for env in self.environments.values() for player in env.players.values()}
+        return {player for player in players if player == FROZEN or is_checkpoint(player)}
+
+    @property
+    def opponent_source(self) -> str | None:
+        """Who plays seats in training with weights of its own: `frozen`, or a checkpoint's folder; None: nobody."""
+        return next(iter(self._opponent_sources), None)
+
+    @property
+    def has_opponent(self) -> bool:
+        """Whether a generator plays opponents, in training or in the cross-table."""
+        if self.opponent_source is not None:
+            return True
+        has_table = self.self_play.deals and any(env.seats for env in self.environments.values())
+        others = self.self_play.pool_interval or any(map(is_checkpoint, self.self_play.opponents))
+        return bool(has_table and others)
+
+    @property
     def has_reference(self) -> bool:
         """Whether there is a separate reference model; with LoRA the trainer serves as one, its adapters off."""
         return self.algorithm.kl_coef > 0 and self.model.lora is None
@@ -398,14 +450,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fill_weight_update(self) -> Self:
-        adapters = self.pushed_adapter is not None
-        if self.rollout.max_staleness and not adapters:
+        if self.rollout.max_staleness:
             self._set_derived(rollout=self.rollout.with_defaults(weight_update="continue"))
-        if adapters and (update := self.rollout.weight_update) != "drain":
+        if self.pushed_adapter is not None and self.rollout.weight_update == "keep_cache":
             raise ValueError(
-                f'expected rollout.weight_update "drain" with model.lora.push=adapter, got "{update}": vLLM finishes '
-                "an answer with the adapter that it was begun with; leave it out, or set model.lora.push=merged, which "
-                "in bfloat16 drops what is smaller than the last bit of a weight"
+                'expected rollout.weight_update of "drain" or "continue" with model.lora.push=adapter, got '
+                '"keep_cache": answers in progress keep their adapters, and each adapter has keys and values of its own'
             )
         return self
 
@@ -430,12 +480,13 @@ class Config(Section):
         for env in self.environments.values():
             if env.seats and self.rollout.agent is not None:
                 raise ValueError("expected no rollout.agent with env.seats: an agent plays one seat")
-            tables, rest = divmod(self.rollout.group_size, max(1, len(env.seats)))
-            if env.seats and (rest or tables < 2):
-                raise ValueError(
-                    f"expected rollout.group_size to be a multiple of the number of env.seats, {len(env.seats)}, and "
-                    f"at least twice it, got {self.rollout.group_size}: a group has several siblings of each seat"
-                )
+            if env.seats:
+                require_siblings(env.seatings, self.rollout.group_size)
+        if len(sources := self._opponent_sources) > 1:
+            raise ValueError(
+                f"expected one opponent with weights of its own in env.seats, got {', '.join(sorted(sources))}: one "
+                "generator plays them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -469,6 +520,7 @@ class Config(Section):
                 self.monarch,
                 num_workers=workers,
                 reference=self.has_reference,
+                opponent=self.has_opponent,
                 tensor_parallel=self.generator.tensor_parallel,
             )
             self._set_derived(monarch=monarch)
@@ -502,6 +554,8 @@ class Config(Section):
         if not self.monarch.colocate:
             return self
         policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
+        if self.has_opponent:
+            raise ValueError("expected no monarch.colocate with opponents that have weights of their own")
         if self.monarch.join_port is not None:
             raise ValueError(
                 "expected no monarch.join_port with monarch.colocate: hosts that join have no trainer"
@@ -517,7 +571,7 @@ class Config(Section):
                 'expected rollout.weight_update of "drain" or "continue" with monarch.colocate, got "keep_cache": keys '
                 "and values are dropped for the trainer's turn"
             )
-        if rollout.max_staleness and rollout.weight_update == "drain" and self.pushed_adapter is None:
+        if rollout.max_staleness and rollout.weight_update == "drain":
             raise ValueError(
                 f"expected rollout.weight_update=continue with monarch.colocate and rollout.max_staleness of "
                 f"{rollout.max_staleness}, got drain: no episode is played while the trainer works, so a step would "

@@ -104,7 +104,7 @@ class ParallelConfig(Section):
     fsdp: Count | None = None
     """Ranks with batches of their own that share the weights (FSDP2). None: as many as the others leave."""
     tp: Count = 1
-    """Ranks that share each layer and one batch."""
+    """Ranks that share each layer and one batch. A file may also call it `trainer.tensor_parallel`."""
     ep: Count = 1
     """Ranks that share the experts of a layer, of fsdp x tp; other layers are laid out as without it."""
     hsdp: Count = 1
@@ -175,8 +175,6 @@ class TrainerConfig(Section):
     options: TrainerOptions = TrainerOptions()
     """Further settings of TorchTitan's, handed through as they are."""
     parallel: ParallelConfig = ParallelConfig()
-    tensor_parallel: Count | None = None
-    """Short for `parallel.tp`."""
     collective_timeout_s: Seconds = 300.0
     """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
@@ -203,18 +201,6 @@ class TrainerConfig(Section):
     may take a quarter of it."""
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
-
-    @model_validator(mode="after")
-    def _resolve_tensor_parallel(self) -> Self:
-        parallel, degree = self.parallel, self.tensor_parallel
-        if degree is not None and parallel.tp != degree:
-            if "tp" in parallel.model_fields_set:
-                raise ValueError(
-                    f"expected trainer.tensor_parallel as trainer.parallel.tp says, {parallel.tp}, got {degree}; "
-                    "leave one of them out"
-                )
-            object.__setattr__(self, "parallel", parallel.model_copy(update={"tp": degree}))
-        return self
 
 
 class RecordsConfig(Section):

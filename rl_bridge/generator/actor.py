@@ -52,7 +52,9 @@ class PolicyActor(ServiceActor):
     Its process ends with its engine, so that the service restarts it.
     """
 
-    REPLAYED = (("update_weights", "sleep"),)  # a sleeping replica needs no weights, which may be gone
+    REPLAYED = (
+        ("update_weights", "load_checkpoint", "sleep"),
+    )  # a sleeping replica needs no weights, which may be gone
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
     def __init__(self, config: Config, model_path: str | Path, store: WeightStore | None = None) -> None:
@@ -119,6 +121,11 @@ class PolicyActor(ServiceActor):
     async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
         """See `PolicyReplica.update_weights`."""
         return await self._replica.update_weights(version)
+
+    @_engine_endpoint
+    async def load_checkpoint(self, path: str, version: PolicyVersion) -> UpdateMetrics:
+        """See `PolicyReplica.load_checkpoint`."""
+        return await self._replica.load_checkpoint(path, version)
 
     @_engine_endpoint
     async def sleep(self) -> None:

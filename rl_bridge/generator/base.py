@@ -116,9 +116,10 @@ class Engine(ABC):
         old weights, which it cannot do while requests hold some, and which new prompts would otherwise reuse.
 
         `state` has tensors under their Hugging Face names. With `model.lora.push` of "adapter" it has those of the
-        adapters under PEFT's names, or none for the weights that the engine started with. They must not change until
-        the future is done. A `state` of None means that the engine has these weights already. If replacing the weights
-        fails half-way, the engine ends.
+        adapters under PEFT's names, or none for the weights that the engine started with. With "continue", completions
+        in progress then finish with the adapter that they began with, whose version their tokens report. The tensors
+        must not change until the future is done. A `state` of None means that the engine has these weights already. If
+        replacing the weights fails half-way, the engine ends.
         """
 
     @abstractmethod

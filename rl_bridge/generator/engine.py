@@ -27,6 +27,7 @@ from rl_bridge.generator.vllm_api import (
     cache_version,
     completion_of,
     end_engine,
+    max_adapters,
     prompt_of,
     request_error_types,
     sampling_params,
@@ -44,6 +45,15 @@ ABORT_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
 """vLLM moves the weights to the host's memory, drops keys and values, and keeps requests in progress."""
+
+
+@dataclass(slots=True, eq=False)
+class _Adapter:
+    """An adapter in the engine, with the calls that it answers; without a request to vLLM, the base model alone."""
+
+    version: PolicyVersion
+    request: Any = None
+    calls: int = 0
 
 
 @dataclass(slots=True)
@@ -72,7 +82,8 @@ class VllmEngine(Engine):
         self._model_path = model_path
         self._seed = seed
         self._llm: Any = None
-        self._adapter: Any = None
+        self._adapters = [_Adapter(0)]
+        """Those that answers in progress began with, and the newest, with which new ones begin."""
         self._adapter_ids = itertools.count(1)
         self._sender = WeightSender()
         self._request_lock = asyncio.Lock()
@@ -86,8 +97,7 @@ class VllmEngine(Engine):
         self._last_slow_end = 0.0
         """When it last finished loading weights or falling asleep, in seconds of `time.monotonic`."""
         self._changed = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._call_ended = asyncio.Event()
         self._probe: Future[bool] | None = None
         """The latest liveness probe that `check` sent to the engine."""
         self._probe_sent_at = 0.0
@@ -151,10 +161,11 @@ class VllmEngine(Engine):
         try:
             async with self._require_progress():
                 await self._request_lock.acquire()
-                with self._count_activity("generate"):
+                adapter = self._adapters[-1]
+                with self._count_call(adapter), self._count_activity("generate"):
                     try:
                         logprobs_from = cache_version(self._rollout, self.version)
-                        await self._add_requests(prompts, sampling, seeds, requests)
+                        await self._add_requests(prompts, sampling, seeds, requests, adapter)
                     finally:
                         self._request_lock.release()
                     outputs: list[Any] = [
@@ -164,7 +175,11 @@ class VllmEngine(Engine):
                     answers = [
                         ABORTED
                         if request.aborted
-                        else completion_of(output.outputs[0], cache_version=logprobs_from)
+                        else completion_of(
+                            output.outputs[0],
+                            cache_version=logprobs_from,
+                            adapter_version=None if self._config.pushed_adapter is None else adapter.version,
+                        )
                         for request, output in zip(requests, outputs, strict=True)
                     ]
                 answered = True
@@ -236,6 +251,7 @@ class VllmEngine(Engine):
         sampling: SamplingSettings,
         seeds: Sequence[int] | None,
         requests: Sequence[_Request],
+        adapter: _Adapter,
     ) -> None:
         """Pass prompts to the engine one by one, except those aborted meanwhile, and set each request's collector."""
         try:
@@ -251,7 +267,7 @@ class VllmEngine(Engine):
                 require_tokens(prompt, self._vocabulary)
                 engine_prompt = prompt_of(prompt, cache_version(self._rollout, self.version))
                 request.collector = await self._llm.add_request(
-                    str(next(self._ids)), engine_prompt, engine_sampling, lora_request=self._adapter
+                    str(next(self._ids)), engine_prompt, engine_sampling, lora_request=adapter.request
                 )
             except request_error_types() as error:
                 raise PromptRefusedError(index, str(error)) from error
@@ -265,29 +281,32 @@ class VllmEngine(Engine):
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None
     ) -> UpdateMetrics:
         async with self._weights_lock:
-            received, asleep = time.monotonic(), self.statistics.asleep
+            received = time.monotonic()
             lora, load, handover = self._config.pushed_adapter, "load_policy", None
             if state is not None and lora is None and not self.holds_weights:
                 load, handover = "load_handover", await asyncio.to_thread(self._sender.write, state)
             requested = time.monotonic()
-            async with self._hold_requests(f"load version {version}"):
+            async with self._hold_requests(f"load version {version}", wakes=lora is not None):
+                asleep = self.statistics.asleep
+                # An adapter is added between two steps; answers in progress keep theirs, and their keys and values.
+                pauses = state is not None and lora is None and not asleep
                 if asleep:  # the weights alone first: vLLM resumes requests once everything is awake
                     with self._count_activity("load weights"):
                         await self._llm.wake_up(["weights"])
-                elif state is not None:
+                elif pauses:
                     keep = self._rollout.weight_update == "keep_cache"
                     await self._llm.pause_generation(mode="keep", clear_cache=not keep)
                 began = time.monotonic()
                 with self._count_activity("load weights"):
                     if state is not None and lora is not None:
-                        await self._replace_adapter(state, lora)
+                        await self._add_adapter(version, state, lora)
                     elif state is not None:
                         await self._llm.collective_rpc(load, args=(state if handover is None else handover,))
                     await self._llm.update_weight_version(str(version))
                     self.version = version
                     if asleep:
                         await self._llm.wake_up(["kv_cache"])
-                    elif state is not None:
+                    elif pauses:
                         await self._llm.resume_generation()
             now = time.monotonic()
             return UpdateMetrics(
@@ -308,16 +327,24 @@ class VllmEngine(Engine):
                         await self._llm.sleep(**SLEEP)
 
     @contextlib.asynccontextmanager
-    async def _hold_requests(self, action: str) -> AsyncIterator[None]:
-        """Pass no requests to the engine within the block; if the block fails or takes too long, the engine ends."""
+    async def _hold_requests(self, action: str, *, wakes: bool = False) -> AsyncIterator[None]:
+        """Pass no requests to the engine within the block; if the block fails or takes too long, the engine ends.
+
+        Requests in progress that have to end before are waited for; `wakes` wakes a sleeping engine for them.
+        """
         limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
             async with self._request_lock:
-                if self._rollout.weight_update == "drain" and not self.statistics.asleep:
-                    # vLLM's own mode "wait" would leave requests that have not started to the new weights. The wait
-                    # ends in any case, because requests that get no token are aborted.
-                    await self._idle.wait()
+                if wakes and self.statistics.asleep:
+                    with self._count_activity("load weights"):
+                        async with asyncio.timeout(limit_s):
+                            await self._llm.wake_up(["weights"])
+                            await self._llm.wake_up(["kv_cache"])
+                # The wait ends in any case, because requests that get no token are aborted.
+                while not self.statistics.asleep and self._must_drain():
+                    self._call_ended.clear()
+                    await self._call_ended.wait()
                 async with deadline:
                     yield
         except Exception as error:
@@ -330,15 +357,28 @@ class VllmEngine(Engine):
             self._end(failure)
             raise failure from error
 
-    async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
-        """Replace the current adapter; without tensors there is none afterwards."""
-        old_adapter = self._adapter
+    def _must_drain(self) -> bool:
+        """Whether calls in progress have to end before the weights change.
+
+        vLLM's own mode "wait" would leave requests that have not started to the new weights.
+        """
+        if self._rollout.weight_update == "drain":
+            return self._activity_counts["generate"] > 0
+        used = sum(bool(adapter.calls) for adapter in self._adapters if adapter.request is not None)
+        return self._config.pushed_adapter is not None and used >= max_adapters(self._rollout)
+
+    async def _add_adapter(
+        self, version: PolicyVersion, state: Mapping[str, Tensor], lora: LoraConfig
+    ) -> None:
+        """Have new requests use an adapter, or without tensors none; those that no call uses any more are removed."""
+        used = [adapter for adapter in self._adapters if adapter.calls]
         with adapter_request(state, lora, next(self._adapter_ids)) as request:
-            if old_adapter is not None:
-                await self._llm.remove_lora(old_adapter.lora_int_id)
+            for adapter in self._adapters:
+                if adapter not in used and adapter.request is not None:
+                    await self._llm.remove_lora(adapter.request.lora_int_id)
             if request is not None:
                 await self._llm.add_lora(request)
-        self._adapter = request
+        self._adapters = [*used, _Adapter(version, request)]
 
     async def _watch_health(self) -> None:
         """End the engine when its process is gone."""
@@ -365,21 +405,23 @@ class VllmEngine(Engine):
     @contextlib.contextmanager
     def _count_activity(self, activity: str) -> Iterator[None]:
         self._activity_counts[activity] += 1
-        self._notify()
+        self._changed.set()
         try:
             yield
         finally:
             if activity != "generate":  # set before the count changes: `check` reads both on another thread
                 self._last_slow_end = time.monotonic()
             self._activity_counts[activity] -= 1
-            self._notify()
+            self._changed.set()
 
-    def _notify(self) -> None:
-        self._changed.set()
-        if self._activity_counts["generate"]:
-            self._idle.clear()
-        else:
-            self._idle.set()
+    @contextlib.contextmanager
+    def _count_call(self, adapter: _Adapter) -> Iterator[None]:
+        adapter.calls += 1
+        try:
+            yield
+        finally:
+            adapter.calls -= 1
+            self._call_ended.set()
 
     async def _clean_up(self) -> None:
         if self._llm is not None:

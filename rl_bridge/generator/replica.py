@@ -105,6 +105,20 @@ class PolicyReplica:
                 self._gpu_lock.release()
                 raise
 
+    async def load_checkpoint(self, path: str | Path, version: PolicyVersion) -> UpdateMetrics:
+        """Load the weights of another folder of the same model; its tokens report `version`, of the caller's choice.
+
+        Raises:
+            ModelError: The folder has no weights that can be read.
+            WeightsError: They do not fit the model; the weights are unchanged.
+            GeneratorError: The engine failed.
+        """
+        async with self._updates:
+            began = time.monotonic()
+            state = await asyncio.to_thread(Checkpoint(path).tensors)
+            self._checkpoint.require_same_shapes(state)
+            return await self._load(version, state, began)
+
     async def _load_version(self, version: PolicyVersion, began: float) -> UpdateMetrics:
         if version == INITIAL_VERSION:
             if self.engine.version == INITIAL_VERSION and self._gpu_lock is not None:

@@ -39,6 +39,9 @@ object of each when it starts, at 1 to 3 microseconds and 100 bytes, and visits 
 cleared. A policy of two layers would have thirty million on a large GPU: a minute of its start, and seconds of every
 sleep."""
 
+MAX_ADAPTERS = 8
+"""The most adapters in an engine, which reserves memory for each; new ones wait until an old one is unused."""
+
 
 @dataclass(slots=True)
 class EngineTotals:
@@ -256,7 +259,7 @@ def _make_engine_options(config: Config, model_path: str, seed: int) -> dict[str
         from vllm.config.lora import MaxLoRARanks  # the few ranks that vLLM allows
 
         rank = next(rank for rank in get_args(MaxLoRARanks) if rank >= lora.rank)
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+        options |= {"enable_lora": True, "max_loras": max_adapters(rollout), "max_lora_rank": rank}
     if config.deterministic:
         # Kernels are chosen by shape, so a row's result may depend on the number of rows.
         options["enable_prefix_caching"] = False
@@ -300,6 +303,11 @@ def small_kv_cache_bytes(config: Config, model: Architecture, share: int) -> int
     concurrent_blocks = rollout.max_num_seqs * -(-rollout.max_length // KV_BLOCK_TOKENS)
     cache_bytes = max(MAX_KV_BLOCKS, 2 * concurrent_blocks) * block
     return cache_bytes if 2 * cache_bytes <= share else None
+
+
+def max_adapters(rollout: RolloutConfig) -> int:
+    """Return how many adapters an engine holds: of each version that answers in progress may have begun with."""
+    return 1 if rollout.weight_update == "drain" else min(1 + rollout.max_staleness, MAX_ADAPTERS)
 
 
 @contextmanager
@@ -364,8 +372,16 @@ def prompt_of(tokens: Sequence[int], cache_version: PolicyVersion | None) -> dic
     return {"type": "token", "prompt_token_ids": list(tokens), **salt}
 
 
-def completion_of(answer: Any, *, cache_version: PolicyVersion | None = None) -> Completion:
+def completion_of(
+    answer: Any,
+    *,
+    cache_version: PolicyVersion | None = None,
+    adapter_version: PolicyVersion | None = None,
+) -> Completion:
     """Convert a finished request's `vllm.CompletionOutput`; GeneratorError if the engine aborted it.
+
+    All tokens of a request with an adapter report its version: vLLM finishes an answer with the adapter that it began
+    with.
 
     With its prompt's `cache_version`, the first token reports no later version than that, so that no completion counts
     as newer than the keys and values that it was computed from.
@@ -383,6 +399,8 @@ def completion_of(answer: Any, *, cache_version: PolicyVersion | None = None) ->
             "goes on, its weights or its kernels are broken"
         )
     versions = [int(span.version) for span in answer.weight_versions for _ in range(span.start, span.end)]
+    if adapter_version is not None:
+        versions = [adapter_version] * len(versions)
     if cache_version is not None:
         versions[:1] = [min(version, cache_version) for version in versions[:1]]
     return Completion(

@@ -34,6 +34,7 @@ from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, Role
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
+from rl_bridge.loops.cross_table import Opponents, initial_player, player_folder
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
@@ -163,6 +164,10 @@ async def start_roles(
         role_starts[name] = bound, args
 
     add("policy", PolicyActor, role_table.policy, {}, config, model_path, store)
+    if config.has_opponent and store is not None:
+        whole = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
+        path = player_folder(initial_player(config), folder, model_path)
+        add("opponent", PolicyActor, role_table.opponent, {}, whole, path)
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         environment = ONE_THREAD | allocator_environment(on_gpu=role_table.trainer.gpus > 0)
@@ -408,6 +413,7 @@ async def open_run(
             records=RolloutRecords(folder, players.chat.tokenizer.raw, config.records),
             console=console,
             advantage=advantage,
+            opponents=_make_opponents(players, folder, model_path, tasks, console),
         )
         if config.trainer.activation_checkpointing == "auto":
             console.print(
@@ -422,6 +428,8 @@ async def open_run(
         elif config.monarch.colocate:
             async with run.deadline("a turn of the generators on the GPU"):
                 await fleet.guard(policy.update_weights.fanout(0))
+        if not resume:
+            await fleet.guard(run.meet_opponents(run.version))
         await stack.enter_async_context(
             StatusServer(
                 choose_status_host(config.monarch.master_addr, is_local=config.monarch.is_local),
@@ -433,6 +441,23 @@ async def open_run(
         )
         await stack.enter_async_context(dispatcher)
         yield run, fleet
+
+
+def _make_opponents(
+    players: Players, folder: Path, model_path: Path, tasks: Mapping[str, Task], console: Console
+) -> Opponents | None:
+    if not any(env.seats for env in players.config.environments.values()):
+        return None
+    return Opponents(
+        players.config,
+        folder,
+        model_path,
+        generator=players.roles.get("opponent"),
+        dispatcher=players.dispatcher,
+        tasks=tasks,
+        chat=players.chat,
+        console=console,
+    )
 
 
 def _watch(servers: EnvironmentServers, on_failure: Callable[[BaseException], None]) -> "asyncio.Task[None]":

@@ -26,6 +26,7 @@ async def train(run: Run) -> None:
         push_s = await trainer.push_weights.route(version)
         await run.give_gpus_to_generators()  # colocated, the trainer leaves the GPUs to them
         updates = await policy.update_weights.fanout(version)
+        await run.meet_opponents(version)  # in self-play
         run.dispatcher.record_served(version)
         return sync_metrics(push_s, updates.values.values())
 

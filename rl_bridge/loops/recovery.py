@@ -35,6 +35,8 @@ async def rewind(run: Run) -> PolicyVersion:
         await run.trainer.push_weights.route(version)
         await run.give_gpus_to_generators()
         await run.policy.update_weights.tell(version)  # no generator may serve yet; later ones load it
+    if run.opponents is not None:
+        await run.opponents.rewind(version, state.run_state.get("opponents"))
     await run.dispatcher.rewind(version, state.run_state or None)
     run.restore(
         version, seconds=float(state.run_state.get("seconds", 0.0)), fates=state.run_state.get("fates", ())

@@ -22,6 +22,7 @@ from rl_bridge.buffer.stored import StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
+from rl_bridge.loops.cross_table import POLICIES_FOLDER, Opponents
 from rl_bridge.loops.evaluation import measure_held_out
 from rl_bridge.loops.observation import RunObserver, server_row, service_rows
 from rl_bridge.loops.weight_sync import WeightSync
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
 
 HISTORY_FILE = "groups.jsonl"
-POLICIES_FOLDER = "policies"
-"""Folder, in a run's folder, of a policy for each `trainer.export_interval` iterations."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt")
 """Substrings in the names of weight files, in all usual checkpoint layouts."""
 
@@ -144,6 +143,7 @@ class Run:
     Attributes:
         tasks: The `Task` of each environment, which reports on it; for a dataset a `DatasetReport` under "".
         policy: The service of `PolicyActor`; `trainer` is that of `TrainerActor`.
+        opponents: Who plays against the policy in self-play; None in a run without seats.
         dataset: The `Dataset.identity` of the run's dataset; None for a run on an environment.
         version: Iterations trained so far.
         seconds_before: Training time, in seconds, up to the checkpoint that a resumed run started from.
@@ -170,6 +170,7 @@ class Run:
     records: RolloutRecords
     console: Console
     advantage: AdvantageFunction
+    opponents: Opponents | None = None
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: EndpointOwner = field(init=False)
@@ -234,6 +235,11 @@ class Run:
         if self.config.monarch.colocate:
             await self.policy.update_weights.fanout(self.version)
 
+    async def meet_opponents(self, version: PolicyVersion) -> None:
+        """In self-play, make the cross-table of a version if it is due, and draw who plays against it."""
+        if self.opponents is not None:
+            await self.opponents.begin_round(version)
+
     async def log(
         self,
         iteration: Iteration,
@@ -259,6 +265,8 @@ class Run:
                 **iteration.metrics(),
                 **self.sync.latest_metrics,
             }
+            if self.opponents is not None:
+                all_metrics.update(self.opponents.pool.add_results(groups))
         if self.version == iterations or (interval and self.version % interval == 0):
             with span("probe", waits_for="policy"):
                 all_metrics.update(await self.probe())
@@ -268,6 +276,10 @@ class Run:
             with span("held-out episodes", waits_for="rollout"):
                 await self.sync.finish()  # they are of the newest weights
                 all_metrics.update(await measure_held_out(self, self.version))
+        if self.opponents is not None:
+            if self.version == iterations:
+                await self.sync.finish()  # which makes the last cross-table
+            all_metrics.update(self.opponents.take_metrics())
         with span("ask for spans", waits_for="processes"):
             all_metrics.update(await self.observer.metrics())
         all_metrics[ELAPSED] = self.train_seconds
@@ -351,7 +363,8 @@ class Run:
         It is written in the background, unless it is the last one or the run is colocated. With `now` it is due at
         once, and waited for. With an interval of 0 none is ever written. The policy is exported first if that is due.
         """
-        if not now and (exports := self.config.trainer.export_interval) and self.version % exports == 0:
+        exports = (self.config.trainer.export_interval, self.config.self_play.pool_interval)
+        if not now and any(interval and self.version % interval == 0 for interval in exports):
             await self.export(f"{POLICIES_FOLDER}/{self.version}")
         interval = self.config.trainer.checkpoint_interval
         is_last = self.version == self.config.trainer.iterations
@@ -365,6 +378,7 @@ class Run:
             "fates": self.history.state(),
             "seconds": self.train_seconds,
             "dataset": self.dataset,
+            "opponents": None if self.opponents is None else self.opponents.state(),
         }
         with span("checkpoint", waits_for="trainer"):
             # Colocated, wait: its tensors leave the GPU afterwards.

@@ -58,7 +58,7 @@ def _make_agents(config: Config, tasks: Mapping[str, Task]) -> "dict[str, AgentP
     return {name: AgentPlayer(config.of(name), task, name=str(os.getpid())) for name, task in tasks.items()}
 
 
-USED_SERVICES = ("policy", "reward", "dataset", "trainer")
+USED_SERVICES = ("policy", "opponent", "reward", "dataset", "trainer")
 """The services that workers call, as far as a run has them."""
 
 
@@ -75,23 +75,13 @@ class RolloutActor(ServiceActor):
         self._folder = folder.absolute()
         self._model_path = model_path
         self._services = {name: ServiceHandle(Roster(name)) for name in USED_SERVICES}
-        self._client: GeneratorClient | None = None
+        self._clients: list[GeneratorClient] = []
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the task and the tokenizer."""
         config = self._config
-        self._client = GeneratorClient(
-            self._services["policy"],
-            max_batch=config.rollout.max_num_seqs,
-            timeout_s=config.call_timeout_s,
-        )
-        policy = ChatPolicy(
-            ChatTokenizer(self._model_path, thinking=config.model.thinking),
-            self._client,
-            max_new_tokens=config.rollout.max_new_tokens,
-            max_length=config.rollout.max_length,
-        )
+        policy, opponent = (self._make_policy(service) for service in ("policy", "opponent"))
         tasks = load_tasks(config, self._folder)
         self._sessions = {name: _make_sessions(config.of(name), task) for name, task in tasks.items()}
         self._agents = {} if config.rollout.agent is None else _make_agents(config, tasks)
@@ -105,6 +95,7 @@ class RolloutActor(ServiceActor):
                 judge=self._evaluate if config.reward.function or config.reward.model else None,
                 agents=self._agents.get(name),
                 keep_tokens=self._keep_tokens,
+                opponent=opponent if config.has_opponent else None,
             )
             for name, task in tasks.items()
         }
@@ -119,6 +110,17 @@ class RolloutActor(ServiceActor):
         PROCESS_SPANS.rest("assignments")
         if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)
+
+    def _make_policy(self, service: str) -> ChatPolicy:
+        rollout = self._config.rollout
+        client = GeneratorClient(
+            self._services[service], max_batch=rollout.max_num_seqs, timeout_s=self._config.call_timeout_s
+        )
+        self._clients.append(client)
+        tokenizer = ChatTokenizer(self._model_path, thinking=self._config.model.thinking)
+        return ChatPolicy(
+            tokenizer, client, max_new_tokens=rollout.max_new_tokens, max_length=rollout.max_length
+        )
 
     # The services have sent their rosters before the first assignment.
 
@@ -139,6 +141,11 @@ class RolloutActor(ServiceActor):
     async def take_policy(self, roster: Roster) -> None:
         """Use these replicas of the policy from now on."""
         self._services["policy"].update(roster)
+
+    @concurrent_endpoint
+    async def take_opponent(self, roster: Roster) -> None:
+        """Use these replicas of the opponents' generator from now on."""
+        self._services["opponent"].update(roster)
 
     @concurrent_endpoint
     async def take_reward(self, roster: Roster) -> None:
@@ -184,11 +191,10 @@ class RolloutActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Close the gateways of agents, the sessions and the generator's client, and flush traces."""
+        """Close the gateways of agents, the sessions and the generators' clients, and flush traces."""
         await asyncio.gather(*(agents.close() for agents in self._agents.values()))
         await asyncio.gather(*(sessions.close() for sessions in self._sessions.values()))
-        if self._client is not None:
-            await self._client.close()
+        await asyncio.gather(*(client.close() for client in self._clients))
         await tracing.flush()
 
     @concurrent_endpoint

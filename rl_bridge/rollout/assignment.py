@@ -1,16 +1,19 @@
 """Assignments of rollout workers, their results, and the derivation of seeds."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, groupby
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from rl_bridge.config import Config
+from rl_bridge.config.self_play import Seating, trained_seats
 from rl_bridge.types import Ending, Trajectory
+
+T = TypeVar("T")
 
 TRAINING_SEEDS = 2**31
 """Training uses seeds below this and evaluation seeds from this on, so that they share no episode."""
@@ -27,8 +30,13 @@ ENVIRONMENT_DRAWS = 2**31
 
 def draw_environment(run_seed: int, group: int, weights: Mapping[str, float]) -> str:
     """Draw the environment that a group is played in."""
+    return draw_by_weight([run_seed, group, ENVIRONMENT_DRAWS], weights)
+
+
+def draw_by_weight(seed: Sequence[int], weights: Mapping[T, float]) -> T:
+    """Draw a key with a probability in proportion to its weight; the same seed draws the same."""
     names, bounds = list(weights), list(accumulate(weights.values()))
-    point = np.random.default_rng([run_seed, group, ENVIRONMENT_DRAWS]).random() * bounds[-1]
+    point = np.random.default_rng(seed).random() * bounds[-1]
     return names[min(bisect_right(bounds, point), len(names) - 1)]
 
 
@@ -97,8 +105,8 @@ class Assignment:
         task: The number of the group's task, in a dataset the example's; None for held-out episodes.
         sampling_key: The run's seed and the group's number, if every completion is sampled with a seed of its own; None
             to use the engine's own generator.
-        seats: In self-play the seats that the policy plays at one table. Siblings are numbered table by table, in the
-            order of the seats; the episodes of a table are assigned together.
+        seatings: In self-play who plays at successive tables. Siblings are numbered table by table, in the order of the
+            seats that are trained; the episodes of a table are assigned together.
     """
 
     lease: int
@@ -109,14 +117,20 @@ class Assignment:
     group: int = 0
     task: int | None = None
     sampling_key: tuple[int, int] | None = None
-    seats: tuple[str, ...] = ()
+    seatings: tuple[Seating, ...] = ()
 
     @property
     def tables(self) -> list[list[int]]:
         """The indices of the episodes that are played together: those of each table, in self-play, otherwise each."""
-        size = max(1, len(self.seats))
-        indices = range(len(self.siblings))
-        return [list(table) for _, table in groupby(indices, lambda index: self.siblings[index] // size)]
+        return [list(table) for _, table in groupby(range(len(self.siblings)), self.table_of)]
+
+    def table_of(self, index: int) -> int:
+        """Return the number, in its group, of the table that an episode is played at."""
+        return self.siblings[index] // (len(trained_seats(self.seatings[0])) if self.seatings else 1)
+
+    def seating_of(self, index: int) -> Seating:
+        """Return who plays at an episode's table."""
+        return self.seatings[self.table_of(index) % len(self.seatings)]
 
 
 class Absence(StrEnum):

@@ -13,6 +13,7 @@ from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import LeasesInUse, dump_groups, load_groups, token_leases
 from rl_bridge.config import Config
+from rl_bridge.config.self_play import Seating
 from rl_bridge.data.sampling import TaskSampler
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
@@ -90,6 +91,7 @@ class PlayedGroup:
     seed: int
     outcomes: dict[int, Outcome]
     result: AssignmentResult
+    opponent: PolicyVersion | None
 
 
 class Dispatcher:
@@ -151,6 +153,8 @@ class Dispatcher:
         full = -(-prompts // rollouts.group_size) if adaptive else self._max_groups
         self.concurrency = Concurrency(full, max_groups=self._max_groups)
         """How many groups may be in flight."""
+        self.opponent: PolicyVersion | None = None
+        """The version of the policy that plays frozen seats; None without any."""
         self._in_flight = 0
         self._place_freed = asyncio.Event()
         self._query_engines = query_engines if adaptive else None
@@ -305,6 +309,7 @@ class Dispatcher:
         environment: str = "",
         temperature: float = 0.0,
         understood: bool = False,
+        seatings: tuple[Seating, ...] = (),
     ) -> None:
         """Play one episode per seed, for evaluation.
 
@@ -314,12 +319,16 @@ class Dispatcher:
             environment: The environment's name.
             temperature: The sampling temperature; 0 plays greedily.
             understood: Whether the environment is known to accept the task's actions.
+            seatings: In self-play, who plays at successive episodes' tables: each has one `TRAINED` seat, which is the
+                episode. Without any, an episode is one seat, by `env.reset`.
 
         Raises:
             RolloutError: No episode made progress any more, the policy failed many times in a row, or the environment
                 is gone for good.
         """
         slots, size = asyncio.Semaphore(self._max_groups), self._config.rollout.group_size
+        if seatings:
+            size = max(1, size // len(seatings)) * len(seatings)
         health = self.health[environment]
         counts = EpisodeCounts(understood=understood or health.counts.understood)
         finished = policy_failures = 0
@@ -330,7 +339,7 @@ class Dispatcher:
             async with slots:
                 if health.is_gone():
                     raise RolloutError(f"the environment is gone: {health.error}") from health.error
-                outcomes = await self._play_until_final(first, chunk, environment, temperature)
+                outcomes = await self._play_until_final(first, chunk, environment, temperature, seatings)
             counts.add_outcomes(outcomes)
             for index, outcome in enumerate(outcomes, first):
                 on_outcome(index, outcome)
@@ -367,7 +376,12 @@ class Dispatcher:
         counts.require_understood(max(len(seeds), 1))
 
     async def _play_until_final(
-        self, first: int, seeds: tuple[int, ...], environment: str, temperature: float
+        self,
+        first: int,
+        seeds: tuple[int, ...],
+        environment: str,
+        temperature: float,
+        seatings: tuple[Seating, ...],
     ) -> list[Outcome]:
         """Send episodes, numbered from `first`, to workers until each has an outcome; the caller sets the deadline."""
         config = self._config
@@ -384,6 +398,7 @@ class Dispatcher:
                 settings=episode,
                 environment=environment,
                 sampling_key=sampling_key,
+                seatings=seatings,
             )
             try:
                 result = await self._call_worker(assignment)
@@ -452,8 +467,9 @@ class Dispatcher:
             group=lease.group,
             task=task,
             sampling_key=(config.seed, lease.group) if config.deterministic else None,
-            seats=() if (env := config.environments.get(environment)) is None else env.seats,
+            seatings=() if (env := config.environments.get(environment)) is None else env.seatings,
         )
+        opponent = self.opponent  # it may change while they are played
         try:
             result = await self._call_worker(assignment)
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
@@ -468,9 +484,8 @@ class Dispatcher:
                     self.suspend(environment, failure)
             return None
         await self._log_first_failure(environment, result)
-        return PlayedGroup(
-            environment, seed, finished | dict(zip(unfinished, result.outcomes, strict=True)), result
-        )
+        outcomes = finished | dict(zip(unfinished, result.outcomes, strict=True))
+        return PlayedGroup(environment, seed, outcomes, result, opponent)
 
     async def _call_worker(self, assignment: Assignment) -> AssignmentResult:
         """Have a worker play. Raises TimeoutError when it has reported no progress for `call_timeout_s`."""
@@ -532,7 +547,11 @@ class Dispatcher:
             return
         trajectories = [outcome for _, outcome in sorted(outcomes.items()) if isinstance(outcome, Trajectory)]
         group = Group(
-            id=lease.group, seed=played.seed, environment=played.environment, trajectories=trajectories
+            id=lease.group,
+            seed=played.seed,
+            environment=played.environment,
+            opponent=played.opponent,
+            trajectories=trajectories,
         )
         if len(trajectories) < self._config.rollout.min_group_size:
             refusal: str | None = f"{TOO_FEW}: {summarize_outcomes(outcomes.values())}"

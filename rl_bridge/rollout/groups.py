@@ -397,6 +397,7 @@ def rollout_metrics(
     """Return the metrics of one iteration's rollouts, by their names in the log.
 
     `reward/mean` covers the trajectories trained, and `reward/seat/*_mean` in self-play those of each seat.
+    `reward/joint_mean` is what all seats of a session earn together, in games played to their end.
     `rollout/reward_mean` also covers refused groups: dynamic sampling keeps the groups in the middle, whose mean says
     little about how good a policy is. `rollout/zero_variance_share` also covers groups that dynamic sampling refused.
     All rewards are the trajectories' own, without a length penalty.
@@ -426,6 +427,11 @@ def rollout_metrics(
     for trajectory in trajectories:
         if trajectory.seat:
             seats[trajectory.seat].append(trajectory.reward)
+    joint = [
+        trajectory.reward + trajectory.others
+        for trajectory in trajectories
+        if trajectory.others is not None and trajectory.ending is Ending.COMPLETED
+    ]
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for path, score in (item for trajectory in trajectories for item in trajectory.scores.items()):
         scores[path].append(score)
@@ -433,6 +439,7 @@ def rollout_metrics(
         "reward/mean": (reward_sum, count),
         "rollout/reward_mean": (reward_sum + sum(tally.rewards), count + len(tally.rewards)),
         **{f"reward/seat/{seat}_mean": (math.fsum(item), len(item)) for seat, item in seats.items()},
+        "reward/joint_mean": (math.fsum(joint), len(joint)),
         "rollout/turns_mean": (sum(summary.turns for summary in summaries), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
         "rollout/tokens_mean": (sum(summary.tokens for summary in summaries), count),

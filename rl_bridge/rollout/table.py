@@ -32,9 +32,15 @@ class Table:
         self._session = session
         self._observation_type = observation_type
         self._rewards = dict.fromkeys(seats, 0.0)  # since the seat's last reply
+        self._totals = dict.fromkeys(seats, 0.0)
         self._replies = {seat: _new_reply() for seat in seats}
         self._ended: set[str] = set()
         self._begun = False
+
+    def earned_by_others(self, seat: str) -> float | None:
+        """Return what the session's other seats have earned together; None if it has no other."""
+        others = [total for other, total in self._totals.items() if other != seat]
+        return sum(others) if others else None
 
     def seat(self, name: str) -> "SeatSession":
         """Return a session of one seat, for one episode."""
@@ -77,7 +83,8 @@ class Table:
         """Give each seat that acts next, or has ended, its part of a reply."""
         metadata = result.metadata or {}
         others: Mapping[str, Any] = metadata.get(OTHERS, {})
-        if (seat := metadata.get(SEAT)) not in self._replies:
+        lone = next(iter(self._replies)) if len(self._replies) == 1 else None  # is told no seat
+        if (seat := metadata.get(SEAT, lone)) not in self._replies:
             raise RolloutError(
                 f"expected replies for the seats {', '.join(self._replies)} (env.seats), got one for {seat!r}; "
                 "is the environment a game of several seats?"
@@ -89,11 +96,14 @@ class Table:
         }
         for each in (result, *last_results.values()):
             require_scored(each)
-        for other, seen in others.items():
-            self._rewards[other] += seen["reward"] or 0.0
+        for each, reward in (
+            (seat, result.reward),
+            *((other, seen["reward"]) for other, seen in others.items()),
+        ):
+            self._rewards[each] += reward or 0.0
+            self._totals[each] += reward or 0.0
         for other, last_result in last_results.items():
             self._reply(other, last_result)
-        self._rewards[seat] += result.reward or 0.0
         self._reply(seat, result)
 
     def _make_last_result(self, seen: Mapping[str, Any]) -> StepResult[Any]:

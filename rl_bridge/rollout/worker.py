@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from openenv_core.tracing import traced
+from rl_bridge.config import resolve
+from rl_bridge.config.self_play import POLICY, SERVER, trained_seats
 from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.errors import (
     EpisodeLostError,
@@ -31,6 +33,8 @@ from rl_bridge.rollout.assignment import (
     Outcome,
 )
 from rl_bridge.rollout.episode import Judge, back_off, play_episode, shorten_reason
+from rl_bridge.rollout.opponents import Player as Opponent
+from rl_bridge.rollout.opponents import play_opponent
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.table import Table
 from rl_bridge.rollout.task import Session, Task
@@ -43,6 +47,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 StartT = TypeVar("StartT")
+POLICIES: Final = "policies"
+"""The option of a reset with the server's policies, by seat (docs/players.md)."""
+UNTRAINED: Final = 2**32
+"""Where the numbers of opponents begin in the seeds of their completions, beyond those of siblings."""
 KeepTokens = Callable[[dict[TokenKey, TrajectoryTokens]], Awaitable[None]]
 """Hands the tokens of trajectories to who keeps them until they are trained."""
 
@@ -217,7 +225,17 @@ class Player(ABC, Generic[StartT]):
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
 
-class RolloutWorker(Player[EpisodeSettings]):
+class EpisodePlayer(Player[EpisodeSettings]):
+    """A player whose episodes have nothing in common but how they are played; each begins with a reset of its own."""
+
+    async def begin(
+        self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack
+    ) -> EpisodeSettings:
+        """See `Player.begin`."""
+        return active.assignment.settings
+
+
+class RolloutWorker(EpisodePlayer):
     """Plays assignments, each episode in a leased session of its own.
 
     If a session fails or reports an infrastructure failure, it is replaced by a fresh one and its episode is retried
@@ -225,7 +243,8 @@ class RolloutWorker(Player[EpisodeSettings]):
     failures are never scored as play. An episode that the environment cannot score is left out and counted separately.
 
     In self-play one session has all seats of a table, each of which is an episode. An episode whose table another seat
-    left before its end, for example by an answer that is no action, has no result and counts as unscored.
+    left before its end, for example by an answer that is no action, has no result and counts as unscored. Seats that
+    are not trained are played by opponents: the policy, a function, or the generator of `opponent`.
 
     The sessions bound the episodes in flight. The judge, if any, returns a reward that is added to the environment's.
     With `agents`, an agent plays in place of our own dialogue, and a retried episode is sampled anew.
@@ -241,18 +260,14 @@ class RolloutWorker(Player[EpisodeSettings]):
         judge: Judge | None = None,
         agents: "AgentPlayer | None" = None,
         keep_tokens: KeepTokens | None = None,
+        opponent: ChatPolicy | None = None,
     ) -> None:
         super().__init__(policy, max_attempts=max_attempts, keep_tokens=keep_tokens)
         self._agents = agents
+        self._opponent = opponent
         self._sessions = sessions
         self._task = task
         self._judge = judge
-
-    async def begin(
-        self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack
-    ) -> EpisodeSettings:
-        """Return how the episodes are played; each begins with a reset of its own."""
-        return active.assignment.settings
 
     async def attempt(
         self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, settings: EpisodeSettings
@@ -268,7 +283,7 @@ class RolloutWorker(Player[EpisodeSettings]):
                 first = indices[0]
                 attributes = {"seed": assignment.seeds[first], "sibling": assignment.siblings[first]}
                 with traced("rollout", **attributes, lease=assignment.lease, attempt=number):
-                    if assignment.seats:
+                    if assignment.seatings:
                         return await self._play_table(session, active, pinned_policy, settings, answers)
                     return [await self._play(session, first, active, pinned_policy, settings, answers[first])]
 
@@ -288,18 +303,56 @@ class RolloutWorker(Player[EpisodeSettings]):
         settings: EpisodeSettings,
         answers: Mapping[int, list[tuple[Turn, str]]],
     ) -> list[Outcome]:
-        """Play all seats of one table at once, each as an episode; `answers` are those of each, in order."""
-        assignment = active.assignment
-        table = Table(session, assignment.seats, self._task.client_type.observation_type)
+        """Play all seats of one table at once, the trained ones as episodes; `answers` are those of each, in order."""
+        assignment, first = active.assignment, next(iter(answers))
+        seating = assignment.seating_of(first)
+        served = {
+            seat: name.removeprefix(SERVER) for seat, name in seating.items() if name.startswith(SERVER)
+        }
+        if served:
+            policies = settings.reset_options.get(POLICIES, {}) | served
+            settings = replace(settings, reset_options={**settings.reset_options, POLICIES: policies})
+        seats = [seat for seat in seating if seat not in served]
+        table = Table(session, seats, self._task.client_type.observation_type)
+        episodes = dict(zip(trained_seats(seating), answers, strict=True))
+        key = assignment.sampling_key
 
         async def play(seat: str, index: int) -> Outcome:
             outcome = await self._play(table.seat(seat), index, active, policy, settings, answers[index])
             table.leave(seat)
-            return replace(outcome, seat=seat) if isinstance(outcome, Trajectory) else outcome
+            if isinstance(outcome, NoTrajectory):
+                return outcome
+            return replace(outcome, seat=seat, others=table.earned_by_others(seat))
 
-        seats = [play(seat, index) for seat, index in zip(assignment.seats, answers, strict=True)]
-        outcomes = await run_until_stopped(seats, asyncio.Event())
+        async def oppose(seat: str) -> None:
+            number = UNTRAINED + assignment.siblings[first] * len(seats) + seats.index(seat)
+            with self._pin_player(seating[seat], policy) as player:
+                await play_opponent(
+                    table.seat(seat),
+                    player,
+                    self._task,
+                    seed=assignment.seeds[first],
+                    settings=settings,
+                    sampling_key=None if key is None else (*key, number),
+                )
+            table.leave(seat)
+
+        plays = [play(seat, episodes[seat]) if seat in episodes else oppose(seat) for seat in seats]
+        outcomes = await run_until_stopped(plays, asyncio.Event())
         return [outcome for outcome in outcomes if outcome is not None]
+
+    @contextmanager
+    def _pin_player(self, name: str, policy: ChatPolicy) -> Iterator[Opponent]:
+        """Return who plays an untrained seat: the policy, the opponents' generator, or a function."""
+        if name == POLICY:
+            yield policy
+        elif ":" in name:
+            yield resolve(name, key="env.seats")
+        elif self._opponent is None:
+            raise RolloutError(f"expected a generator to play {name}, there is none")
+        else:
+            with self._opponent.pin_replica() as pinned_opponent:
+                yield pinned_opponent
 
     async def _play(
         self,

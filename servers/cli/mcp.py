@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "without tools are offered as tools",
     )
     add("--seed", type=int, help="reset with this seed")
+    add("--seat", help="the seat to play in a game of several players; the server's policies play the others")
     add(
         "--option",
         action="append",
@@ -114,8 +115,9 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
             options[name] = from_json(value)
         except ValueError:
             options[name] = value
-    if arguments.seed is not None:
-        options["seed"] = arguments.seed
+    for name in ("seed", "seat"):
+        if (given := getattr(arguments, name)) is not None:
+            options[name] = given
     return options
 
 
@@ -127,6 +129,7 @@ COMMAND = Command(
     examples=(
         "ropewalk mcp shop --seed 7",
         "ropewalk mcp ./my_env --option difficulty=hard",
+        "ropewalk mcp kuhn --seat second",
         "",
         "in the mcpServers of a desktop host's settings:",
         '{"mcpServers": {"shop": {"command": "ropewalk", "args": ["mcp", "shop", "--seed", "7"]}}}',

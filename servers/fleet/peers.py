@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import httpcore
 from starlette.types import Receive, Scope, Send
 
-from openenv_core.protocol import replies
+from openenv_core.protocol import frames
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import SESSION_ERROR
 from openenv_core.protocol.http import DETERMINISTIC_HEADER
@@ -282,7 +282,7 @@ async def _close_broken(worker: int, error: Exception, send: Send, *, silent: bo
     logger.warning("a connection to worker %d broke: %s", worker, type(error).__name__)
     text = f"worker {worker}, which held this session, does not answer; its sessions are gone"
     if not silent:
-        await send({"type": "websocket.send", "text": replies.encode_error(SESSION_ERROR, text)})
+        await send({"type": "websocket.send", "text": frames.encode_error(SESSION_ERROR, text)})
     await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
 
 

@@ -21,8 +21,8 @@ from starlette.types import Send
 from openenv_core.errors import describe_faults
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
+from openenv_core.protocol.frames import Reset
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from openenv_core.protocol.requests import Reset
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
@@ -36,8 +36,7 @@ from servers.mcp.requests import (
     Exchange,
     McpRequestRefusedError,
 )
-from servers.routes.answer import answer_request
-from servers.routes.http import CLIENT_LEFT, report_error, while_connected
+from servers.routes.http import CLIENT_LEFT, answer_request, report_error, while_connected
 from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
@@ -324,7 +323,7 @@ class McpEngine:
         return session
 
     async def _reset(self, session: EnvironmentSession) -> None:
-        if not self._tooling.has_tools(session.runner):
+        if not self._tooling.has_tools(session):
             raise _no_tools()
         try:
             await answer_request(session, Reset({}))

@@ -30,13 +30,12 @@ from openenv_core.tools import (
     ToolErrorType,
     ToolResult,
 )
-from servers.execution import FATAL, EnvironmentRunner
+from servers.execution import FATAL
 from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
 from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.metrics import TOOL
-from servers.routes.answer import MethodRequest, answer_request
-from servers.routes.http import report_error
-from servers.sessions import SessionTable, UnknownSessionError
+from servers.routes.http import answer_request, report_error
+from servers.sessions import EnvironmentSession, MethodRequest, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling, ToolRefusedError
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]
@@ -133,8 +132,8 @@ class Handlers:
         """Answer resources/list, resources/templates/list or prompts/list with the environment's method."""
         _refuse_cursor(params)
 
-        def request(runner: EnvironmentRunner) -> _Request | None:
-            return (MethodRequest(method), lambda specs: specs) if runner.has_method(method) else None
+        def request(session: EnvironmentSession) -> _Request | None:
+            return (MethodRequest(method), lambda specs: specs) if session.has_method(method) else None
 
         declared = self._tooling.list_declared(method)
         return {
@@ -166,9 +165,9 @@ class Handlers:
             answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
             return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
-        def request(runner: EnvironmentRunner) -> _Request:
+        def request(session: EnvironmentSession) -> _Request:
             call, read = self._tooling.request_call(
-                runner, params.name, params.arguments or {}, context, context.run
+                session, params.name, params.arguments or {}, context, context.run
             )
             return call, lambda result: encode(read(result))
 
@@ -246,12 +245,14 @@ class Handlers:
             raise MCPError(types.METHOD_NOT_FOUND, "subscribe with subscriptions/listen instead")
         return peer.subscriptions
 
-    async def _look_up(self, ctx: Ctx, make_request: Callable[[EnvironmentRunner], "_Request | None"]) -> Any:
+    async def _look_up(
+        self, ctx: Ctx, make_request: Callable[[EnvironmentSession], "_Request | None"]
+    ) -> Any:
         """Answer a lookup in the request's session or, if it has none, in one opened for it; [] if there is none."""
         origin = self.origin(ctx)
         own = nullcontext(origin.session) if origin.session else self._sessions.session(origin.owner)
         async with own as session:
-            request = make_request(session.runner)
+            request = make_request(session)
             return [] if request is None else await answer_request(session, *request)
 
     def _make_context(self, ctx: Ctx) -> CallContext:
@@ -273,13 +274,13 @@ class Handlers:
     async def _call(
         self,
         context: CallContext,
-        make_request: Callable[[EnvironmentRunner], "_Request"],
+        make_request: Callable[[EnvironmentSession], "_Request"],
         kind: int | None = None,
     ) -> Any:
         """Answer a request in its session; its caller may cancel it, and may have to answer questions first."""
         received_at = perf_counter() if self._sessions.metrics.enabled else 0.0
         try:
-            request, encode = make_request(context.session.runner)
+            request, encode = make_request(context.session)
             return await answer_request(context.session, request, encode, kind=kind, received_at=received_at)
         except asyncio.CancelledError:
             context.cancel()

@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 import anyio
 from mcp.server.stdio import stdio_server
 
-from openenv_core.protocol.requests import Reset
+from openenv_core.protocol.frames import Reset
 from servers.acting import ActionTooling
 from servers.app import EnvironmentApp
 from servers.execution import cancel_task
 from servers.mcp.context import RequestOrigin
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
-from servers.routes.answer import answer_request
+from servers.routes.http import answer_request
 from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
 from servers.tooling import Tooling
@@ -143,7 +143,7 @@ async def serve_stdio(
         session.listeners += 1  # the session never counts as idle
         try:
             tooling = app.tooling
-            if not tooling.has_tools(session.runner):
+            if not tooling.has_tools(session):
                 tooling = ActionTooling(app.served.factory, app.served.action)
             await answer_request(session, Reset(dict(options)))
             return await _serve(app, tooling, name, session, wire)

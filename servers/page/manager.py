@@ -17,12 +17,18 @@ from starlette.websockets import WebSocket
 
 from openenv_core import EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
+from openenv_core.protocol.frames import (
+    READ_STATE,
+    RequestDecoder,
+    Reset,
+    encode_model,
+    encode_observation,
+    read_json,
+)
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_model, encode_observation
-from openenv_core.protocol.requests import READ_STATE, RequestDecoder, Reset, read_json
-from servers.execution import FATAL, AwaitedCall
-from servers.routes.answer import MethodRequest, answer_request
+from servers.execution import FATAL
 from servers.routes.http import (
+    answer_request,
     json_answer,
     json_body,
     refusal_response,
@@ -32,7 +38,7 @@ from servers.routes.http import (
     while_connected,
 )
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, SessionTable
+from servers.sessions import AwaitedCall, EnvironmentSession, MethodRequest, SessionTable
 
 WEB_SESSION: Final = "web"
 """Id of the session of callers that name none: the released server has one session for all visitors."""
@@ -110,7 +116,7 @@ class WebInterfaceManager:
     @property
     def env(self) -> Any:
         """The environment of the visitor's session; RuntimeError if there is no session yet."""
-        return self._require_visit().session.runner.environment
+        return self._require_visit().session.environment
 
     @property
     def episode_state(self) -> EpisodeState:
@@ -232,7 +238,7 @@ class WebInterfaceManager:
             action = data.get("action", {})
             return await self.step_environment(action if isinstance(action, dict) else {})
         visit = await self._open_visit()
-        if not visit.session.runner.has_method("message_to_action"):
+        if not visit.session.has_method("message_to_action"):
             return await self.step_environment({"message": data["message"]})
         action = await answer_request(visit.session, MethodRequest("message_to_action", (data["message"],)))
         tokens: Any = getattr(action, "tokens", None)

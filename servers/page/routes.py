@@ -13,8 +13,8 @@ from starlette.types import Scope
 
 from openenv_core import EnvironmentMetadata, pages
 from openenv_core.manifest import MANIFEST
+from openenv_core.protocol.frames import RequestDecoder
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Factory
 from servers.page.gradio import PageOptions, build
 from servers.page.manager import WebInterfaceManager

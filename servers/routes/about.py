@@ -13,10 +13,10 @@ from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from servers.execution import FATAL, name_of
-from servers.routes.answer import MethodRequest, answer_request
 from servers.routes.description import answer, describe_own
+from servers.routes.http import answer_request
 from servers.security import owner_of
-from servers.sessions import SessionTable
+from servers.sessions import MethodRequest, SessionTable
 
 logger = logging.getLogger("servers")
 

@@ -6,9 +6,8 @@ from typing import Any, Final
 from openenv_core.protocol import batch as wire
 from openenv_core.protocol.batch import Array, BatchRequest, ObservationEncoder
 from openenv_core.protocol.errors import EXECUTION_ERROR, VALIDATION_ERROR, RefusalError
+from openenv_core.protocol.frames import RequestDecoder, encode_model, given_options
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_model
-from openenv_core.protocol.requests import RequestDecoder, given_options
 from servers.metrics import ServerMetrics
 from servers.routes.http import report_error
 from servers.sessions import FullError

@@ -51,6 +51,8 @@ class Connection:
         on_error: Called if that has raised.
         broken: Whether the connection has not been closed in order, as far as known.
         closing: Whether no further frames are sent.
+        is_sending: Whether frames are being sent, which those to come must not overtake.
+        paused: Done when frames may be read again; None if they may.
     """
 
     _sends_in_reader: ClassVar[bool] = True
@@ -74,10 +76,10 @@ class Connection:
         self._outbox: deque[Frame] = deque()
         self._close_code: int | None = None
         self._is_reading = False  # `on_frame` is running, after which `run` sends
-        self._is_sending = False
+        self.is_sending = False
         self._sender: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._paused: asyncio.Future[None] | None = None
+        self.paused: asyncio.Future[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
         """Begin to read; return the task that ends when the client has disconnected or `stop` or `close` was called."""
@@ -89,8 +91,8 @@ class Connection:
             while True:
                 if len(self._outbox) >= MAX_UNSENT and self._sender is not None:
                     await asyncio.wait([self._sender])
-                if self._paused is not None:
-                    await self._paused
+                if self.paused is not None:
+                    await self.paused
                 message = await self._receive()
                 if message["type"] != "websocket.receive":
                     self.broken &= is_break(message)  # not if the client has asked to close
@@ -112,14 +114,14 @@ class Connection:
         """Send a frame after those before it."""
         if not self.closing:
             self._outbox.append(frame)
-            if not (self._is_sending or self._is_reading):
+            if not (self.is_sending or self._is_reading):
                 self._start_sending()
 
     def close(self, code: int) -> None:
         """Close the WebSocket once all frames are sent, and stop reading."""
         if not self.closing:
             self.closing, self._close_code = True, code
-            if not self._is_sending:
+            if not self.is_sending:
                 self._start_sending()
 
     async def finish(self, code: int) -> None:
@@ -145,17 +147,17 @@ class Connection:
 
     def pause(self) -> None:
         """Read no further frame until `resume`."""
-        if self._paused is None:
-            self._paused = asyncio.get_running_loop().create_future()
+        if self.paused is None:
+            self.paused = asyncio.get_running_loop().create_future()
 
     def resume(self) -> None:
         """Read on."""
-        paused, self._paused = self._paused, None
+        paused, self.paused = self.paused, None
         if paused is not None and not paused.done():
             paused.set_result(None)
 
     def _start_sending(self) -> None:
-        self._is_sending = True
+        self.is_sending = True
         self._sender = keep(asyncio.create_task(self._send_in_task()))
 
     async def _send_in_task(self) -> None:
@@ -167,7 +169,7 @@ class Connection:
 
     async def _send_all(self) -> None:
         """Send what is in the outbox, and then the close, if it was asked for."""
-        self._is_sending = True
+        self.is_sending = True
         outbox, send, watchdog = self._outbox, self._send, self._watchdog
         try:
             while outbox:
@@ -181,7 +183,7 @@ class Connection:
                 watchdog.stop()
                 self.stop()
         finally:
-            self._is_sending = False
+            self.is_sending = False
 
     def _drop_client(self) -> None:
         logger.warning("a client does not read its replies; its connection is dropped")

@@ -8,8 +8,8 @@ from typing import Any, Final, get_type_hints
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from openenv_core.protocol.frames import ResetOptions
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
-from openenv_core.protocol.requests import ResetOptions
 
 _TOOL_ACTION: Final = "CallToolAction"
 _SCHEMAS_PREFIX: Final = "#/components/schemas/"

@@ -1,6 +1,7 @@
 """Plain HTTP: reset, step and state, in the session that a request names or in an environment of its own.
 
-Also the helpers that all HTTP routes share for bodies, refusals and failures.
+Also the helpers that all HTTP routes share for bodies, refusals and failures, and for requests whose caller awaits the
+reply (`answer_request`).
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from openenv_core.errors import EnvironmentFailureError
-from openenv_core.protocol import replies
+from openenv_core.protocol import frames
 from openenv_core.protocol.errors import (
     CAPACITY_REACHED,
     EXECUTION_ERROR,
@@ -28,9 +29,7 @@ from openenv_core.protocol.errors import (
     RefusalError,
     text_of,
 )
-from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
-from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.requests import (
+from openenv_core.protocol.frames import (
     READ_STATE,
     RequestDecoder,
     Reset,
@@ -39,10 +38,11 @@ from openenv_core.protocol.requests import (
     read_json,
     validate,
 )
+from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
+from openenv_core.protocol.jsonio import dumps
 from openenv_core.tracebacks import authors_part
-from servers.execution import FATAL, cancel_task
+from servers.execution import FATAL
 from servers.metrics import ServerMetrics
-from servers.routes.answer import answer_request
 from servers.security import owner_of
 from servers.sessions import (
     REQUEST_WAIT_S,
@@ -53,6 +53,7 @@ from servers.sessions import (
     SessionTable,
     UnknownSessionError,
 )
+from servers.sessions.session import NO_OPTIONS, Options, RequestCall, ResultCall
 
 logger = logging.getLogger("servers")
 
@@ -84,21 +85,35 @@ def path_of(scope: Mapping[str, Any]) -> str:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`, which is not None; if the client disconnects first, cancel it and return None."""
-    task = asyncio.create_task(work)
-    watch = asyncio.create_task(_wait_disconnect(receive))
+    """Return the result of `work`, which is not None; if the client disconnects first, cancel it and return None.
+
+    The client is watched by a task, but only once `work` waits for something.
+    """
+    watch: asyncio.Task[None] | None = None
+
+    def start_watch() -> None:
+        nonlocal watch
+        watch = asyncio.create_task(_wait_disconnect(receive, until_left))
+
     try:
-        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        # The task first: once the disconnect is noticed, it must not complete with a result that nobody gets.
-        await cancel_task(task)
-        await cancel_task(watch)
+        async with asyncio.timeout(None) as until_left:
+            start = asyncio.get_running_loop().call_soon(start_watch)
+            try:
+                return await work
+            finally:
+                start.cancel()
+                if watch is not None and not watch.done():
+                    watch.cancel()
+    except TimeoutError:
+        if not until_left.expired():
+            raise
+        return None
 
 
-async def _wait_disconnect(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive, until_left: asyncio.Timeout) -> None:
     while not (await receive())["type"].endswith(".disconnect"):
         pass
+    until_left.reschedule(0.0)
 
 
 async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -239,6 +254,75 @@ def _is_encrypted(request: Request) -> bool:
     return request.url.scheme == "https" or forwarded == "https"
 
 
+class _AnsweredCall(RequestCall, ResultCall):
+    """A request whose caller awaits the reply, `result`."""
+
+    __slots__ = ("_encode", "result")
+
+    def __init__(
+        self,
+        session: EnvironmentSession,
+        request: Any,
+        encode: Callable[[Any], Any],
+        kind: int | None,
+        received_at: float,
+        options: Options,
+        traceparent: str | None,
+    ) -> None:
+        self.received_at = received_at
+        self.request_id = None
+        self.bind(session, request, options, traceparent)
+        if kind is not None:
+            self.counts = session.metrics.counts.calls[kind]
+        self._encode = encode
+        self.result = asyncio.get_running_loop().create_future()
+
+    def encode(self, observation: Any, _: int | None, /) -> Any:
+        """Return the reply."""
+        return self._encode(observation)
+
+    encode_state = encode
+
+    def reply(self, reply: Any, /) -> None:
+        """Set the result."""
+        if not self.result.done():  # or else the caller has gone
+            self.result.set_result(reply)
+
+    def refuse(self, error: BaseException, /) -> None:
+        """Set the error."""
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+async def answer_request(
+    session: EnvironmentSession,
+    request: Any,
+    encode: Callable[[Any], Any] = lambda result: result,
+    *,
+    kind: int | None = None,
+    received_at: float = 0.0,
+    options: Options = NO_OPTIONS,
+    traceparent: str | None = None,
+) -> Any:
+    """Have a session answer a request, and return the reply; for callers that await it.
+
+    Args:
+        session: The session to call.
+        request: What the dialect has decoded.
+        encode: Makes the reply of what the environment returned.
+        kind: What the call counts as, in place of a reset or step: an index of `servers.metrics.CALLS`.
+        received_at: When the request came, by `perf_counter`; 0 if it is not to be counted.
+        options: Options of the step beside the action.
+        traceparent: W3C trace context of the client's span, if any.
+
+    Raises:
+        RefusalError: As `EnvironmentSession.submit`.
+        Exception: Whatever the environment or `encode` raised.
+    """
+    call = _AnsweredCall(session, request, encode, kind, received_at, options, traceparent)
+    return await session.perform(call)
+
+
 class HttpRoutes:
     """The routes of reset, step and state, each run in the session that a request names or in one of its own."""
 
@@ -267,9 +351,9 @@ class HttpRoutes:
         else:
             response = await respond(request, self._answer(request, session_id, *decoded))
         if metrics.enabled:
-            metrics.count_sent(bytes(response.body))
+            metrics.counts.sent_bytes += len(response.body)
             if decode is not None:
-                metrics.count_received(await request.body())
+                metrics.counts.received_bytes += len(await request.body())
         return response
 
     async def _answer(
@@ -311,7 +395,7 @@ class HttpRoutes:
         return await answer_request(  # type: ignore[no-any-return]
             session,
             decoded,
-            replies.encode_model if decoded is READ_STATE else replies.encode_http_result,
+            frames.encode_model if decoded is READ_STATE else frames.encode_http_result,
             received_at=perf_counter() if session.metrics.enabled else 0.0,
             options=options,
             traceparent=request.headers.get("traceparent"),

@@ -14,10 +14,9 @@ from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short, text_of
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
-from servers.execution import FATAL, EnvironmentRunner
+from servers.execution import FATAL
 from servers.metrics import TOOL
-from servers.routes.answer import answer_request
-from servers.routes.http import json_answer, report_error, respond, wait_of
+from servers.routes.http import answer_request, json_answer, report_error, respond, wait_of
 from servers.security import owner_of
 from servers.sessions import REQUEST_WAIT_S, EnvironmentSession, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
@@ -137,8 +136,8 @@ class JsonRpc:
         if arguments is not None and not isinstance(arguments, dict):
             raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "arguments must be an object")
 
-        def request(runner: EnvironmentRunner) -> tuple[Any, Callable[[Any], Any]]:
-            call, read = self._tooling.request_call(runner, name, arguments or {}, SILENT)
+        def request(session: EnvironmentSession) -> tuple[Any, Callable[[Any], Any]]:
+            call, read = self._tooling.request_call(session, name, arguments or {}, SILENT)
             return call, lambda result: _encode_result(read(result))
 
         return await self._answer_in_session(caller, session, request, kind=TOOL)
@@ -147,7 +146,7 @@ class JsonRpc:
         self,
         caller: Caller,
         session: EnvironmentSession | None,
-        make_request: Callable[[EnvironmentRunner], tuple[Any, Callable[[Any], T]]],
+        make_request: Callable[[EnvironmentSession], tuple[Any, Callable[[Any], T]]],
         kind: int | None = None,
     ) -> T:
         """Have a session answer a request, or an environment opened for the request alone if `session` is None.
@@ -164,7 +163,7 @@ class JsonRpc:
         own = nullcontext(session) if session else self._sessions.session(caller.owner, wait_s=caller.wait_s)
         try:
             async with own as called:
-                request, read = make_request(called.runner)
+                request, read = make_request(called)
                 return await answer_request(called, request, read, kind=kind, received_at=received_at)  # type: ignore[no-any-return]
         except NoToolsError:
             raise _no_tools() from None

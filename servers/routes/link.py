@@ -26,18 +26,27 @@ from openenv_core.protocol.errors import (
     VALIDATION_ERROR,
     RefusalError,
 )
+from openenv_core.protocol.frames import (
+    Close,
+    Mcp,
+    NumberedFrame,
+    RequestDecoder,
+    RequestHead,
+    encode_error,
+    encode_observation,
+    encode_state,
+)
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_error
-from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentCall, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, error_data
 from servers.routes.connection import Message, Receive, Send
 from servers.routes.http import report_error
-from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameCall, FrameDialect
+from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameDialect
 from servers.security import owner_of
 from servers.sessions import EnvironmentSession, SessionBusyError, SessionTable, UnknownSessionError
 from servers.sessions.batch import BatchRound, Member, MemberCall, SessionBatch
+from servers.sessions.session import EnvironmentCall, RequestCall
 from servers.threads import Outcome
 
 logger = logging.getLogger("servers")
@@ -111,8 +120,8 @@ class SentFrames:
 
 
 @dataclass(eq=False)
-class LinkRequest:
-    """A request that has not been answered.
+class LinkRequest(RequestCall):
+    """A request that has not been answered; one for a single session is also the call of that session.
 
     Attributes:
         link: The link that it came on.
@@ -121,12 +130,12 @@ class LinkRequest:
         arrays: The arrays of its frame.
         size: Length of its frame, which counts until it is decoded or answered.
         received_at: When its frame came, by `perf_counter`; 0 without metrics.
+        request_id: Its id.
         refusal: Why it must not be executed, if so.
         executing: Whether it has begun, for a request that a task answers.
-        session: The session that it calls, for a single request.
-        call: The call of that session.
+        called: The session that a single request calls.
         round: Its calls, for a batched request.
-        task: The task that answers it, if any.
+        answering: The task that answers it, if any.
         timer: Enforces the deadline by which it has to start.
     """
 
@@ -136,19 +145,31 @@ class LinkRequest:
     arrays: list[Array]
     size: int
     received_at: float
+    request_id: int
     # Defaults that stay in the class are not set for each request.
     refusal: RefusalError | None = field(default=None, init=False)
     executing: bool = field(default=False, init=False)
-    session: EnvironmentSession | None = field(default=None, init=False)
-    call: EnvironmentCall | None = field(default=None, init=False)
+    called: EnvironmentSession | None = field(default=None, init=False)
     round: BatchRound | None = field(default=None, init=False)
-    task: asyncio.Task[Any] | None = field(default=None, init=False)
+    answering: asyncio.Task[Any] | None = field(default=None, init=False)
     timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
-    def reply(self, reply: str) -> None:
-        """Send the reply to a single request."""
-        self.link.send(wire.encode_single_reply(self.head.id, reply))
-        self.remove()
+    encode = staticmethod(encode_observation)
+    encode_state = staticmethod(encode_state)
+
+    def reply(self, reply: str | None = None) -> None:
+        """Send the reply, if there is one left to send, and leave the running requests."""
+        link = self.link
+        if reply is not None:
+            link.send(reply)
+        if self not in link.running:
+            return
+        link.running.discard(self)
+        link.running_chars -= self.size
+        if self.timer is not None:
+            self.timer.cancel()
+        if link.conversation is not None and link.conversation.awaits_progress:
+            link.conversation.update()
 
     def refuse(self, error: BaseException) -> None:
         """Send an error in place of the reply: a refusal, or what the environment raised."""
@@ -160,36 +181,16 @@ class LinkRequest:
         elif not isinstance(error, RefusalError):
             error = RefusalError(EXECUTION_ERROR, report_error(error))
         if self in link.running:
-            link.send(link.links.encode_refusal(error, head.id, self.parsed is not None))
-            self.remove()
-
-    def remove(self) -> None:
-        """Leave the running requests: it is answered."""
-        link = self.link
-        if self not in link.running:
-            return
-        link.running.discard(self)
-        self.call = None  # it refers to this request, which would be left to the garbage collector
-        link.running_chars -= self.size
-        if self.timer is not None:
-            self.timer.cancel()
-        if link.conversation is not None and link.conversation.awaits_progress:
-            link.conversation.update()
+            self.reply(link.links.encode_refusal(error, head.id, self.parsed is not None))
 
 
-class _CloseCall(EnvironmentCall):
-    """A request to close, which has its turn after the calls before it."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: LinkRequest) -> None:
-        super().__init__(lambda: None, on_loop=True)
-        self._request = request
+class _LinkClose(LinkRequest):
+    """A request to close, which has its turn after those before it."""
 
     def deliver(self, _: Outcome) -> None:
         """Close the connection, and with it the link."""
-        self._request.remove()
-        self._request.link.close_connection()
+        self.reply()
+        self.link.close_connection()
 
 
 class Link:
@@ -295,11 +296,11 @@ class Link:
                 request.timer.cancel()
             if request.round is not None:
                 request.round.close()
-            if request.call is not None and request.session is not None:
-                request.session.leave(request.call)
-            if request.task is not None:
-                request.task.cancel()
-                tasks.append(request.task)
+            if request.called is not None:
+                request.called.leave(request)
+            if request.answering is not None:
+                request.answering.cancel()
+                tasks.append(request.answering)
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
         try:
@@ -311,6 +312,9 @@ class Link:
 
     def receive(self, frame: str | bytes) -> None:
         """Start to answer a frame."""
+        conversation = self.conversation
+        if conversation is not None and conversation.draining:
+            return  # the requests before it are answered
         received_at = 0.0
         if self.metrics.enabled:
             received_at = perf_counter()
@@ -353,7 +357,8 @@ class Link:
         except RefusalError as refusal:
             self.send(self.links.encode_refusal(refusal, request_id, single))
             return
-        request = LinkRequest(self, head, parsed, arrays, len(frame), received_at)
+        kind = _LinkClose if type(parsed) is Close else LinkRequest
+        request = kind(self, head, parsed, arrays, len(frame), received_at, head.id)
         self.running.add(request)
         self.running_chars += request.size
         if (limit_s := head.deadline_s) is not None:
@@ -365,6 +370,8 @@ class Link:
             self._deferred_requests.append(request)
         else:
             self._start(request)
+        if self.running_chars > MAX_RUNNING_CHARS and self.conversation is not None:
+            self.conversation.pause()
 
     def _start(self, request: LinkRequest) -> None:
         head = request.head
@@ -375,38 +382,35 @@ class Link:
                 parsed = request.parsed
                 if member.in_batch:
                     raise SessionBusyError(1)
-                if isinstance(parsed, Close | Mcp):
-                    self._start_other(request, member, parsed)
+                if type(parsed) is Mcp:
+                    self._start_mcp(request, member, parsed)
                     return
-                request.session = session = member.session
-                request.call = call = FrameCall(
-                    session, parsed, request.received_at, request, traceparent=head.traceparent
-                )
-                session.submit(call)
+                request.called = member.session
+                if type(parsed) is Close:
+                    EnvironmentCall.__init__(request, _do_nothing, on_loop=True)
+                else:
+                    request.bind(member.session, parsed, traceparent=head.traceparent)
+                member.session.submit(request)
             elif isinstance(head, wire.BatchRequest):
                 self._start_batch(request)
             else:
                 if isinstance(head, wire.OpenRequest):
                     self._opening_count += head.count
                     self._blockers += 1
-                request.task = keep(asyncio.create_task(self._answer_in_task(request)))
+                request.answering = keep(asyncio.create_task(self._answer_in_task(request)))
         except RefusalError as refusal:
             request.refuse(refusal)
 
-    def _start_other(self, request: LinkRequest, member: Member, parsed: Close | Mcp) -> None:
-        if isinstance(parsed, Close):
-            request.session, request.call = member.session, _CloseCall(request)
-            member.session.submit(request.call)
-            return
+    def _start_mcp(self, request: LinkRequest, member: Member, parsed: Mcp) -> None:
         request.executing = True
-        request.task = keep(asyncio.create_task(self._answer_mcp(request, member, parsed)))
+        request.answering = keep(asyncio.create_task(self._answer_mcp(request, member, parsed)))
         # Requests after it may be for the same session, which its task calls once it runs.
         self._blockers += 1
         asyncio.get_running_loop().call_soon(self._unblock)
 
     async def _answer_mcp(self, request: LinkRequest, member: Member, parsed: Mcp) -> None:
         dialect = self.links.frame_dialect
-        request.reply(await dialect.answer_mcp(member.session, parsed, request.size))
+        request.reply(await dialect.answer_mcp(member.session, parsed, request.size, request.request_id))
 
     def _start_batch(self, request: LinkRequest) -> None:
         head = request.head
@@ -428,10 +432,10 @@ class Link:
         for frame in self.links.batch_dialect.encode_replies(request.head.id, finished, batch_round.is_done):
             self.send(frame)
         if self.metrics.enabled:
-            sequential = finished[0].member.session.runner.plan.never_waits
+            sequential = finished[0].member.session.plan.never_waits
             self.metrics.observe_batch(finished, perf_counter() - request.received_at, sequential)
         if batch_round.is_done:
-            request.remove()
+            request.reply()
 
     def _unblock(self) -> None:
         """Start the requests that waited for another one, unless there are more of that kind."""
@@ -462,7 +466,7 @@ class Link:
             if isinstance(head, wire.OpenRequest):
                 self._opening_count -= head.count
                 self._unblock()
-            request.remove()
+            request.reply()
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Attach this link's socket to the link that a client resumes."""
@@ -533,13 +537,12 @@ class Link:
         elif request in self._deferred_requests:
             self._deferred_requests.remove(request)
             request.refuse(refusal)
-        elif request.call is not None:
-            assert request.session is not None
-            if request.session.withdraw(request.call):
+        elif request.called is not None:
+            if request.called.withdraw(request):
                 request.refuse(refusal)
-        elif request.task is not None and not request.executing and request.refusal is None:
+        elif request.answering is not None and not request.executing and request.refusal is None:
             request.refusal = refusal
-            request.task.cancel()
+            request.answering.cancel()
 
     def close_connection(self) -> None:
         """Close the connection once what is unsent is sent, and with it this link; if it is broken, at once."""
@@ -547,6 +550,10 @@ class Link:
             self._end()
         else:
             self.conversation.finish()
+
+
+def _do_nothing() -> None:
+    """What a request to close does in its turn."""
 
 
 class Links:
@@ -591,8 +598,7 @@ class Links:
         """Return the error frame of a refusal, and count it; the id is null (0 if `single`) if it could not be read."""
         self.sessions.metrics.count_error(refusal.code)
         if single:
-            text = encode_error(refusal.code, refusal.message, refusal.extra)
-            return wire.encode_single_reply(request_id or 0, text)
+            return encode_error(refusal.code, refusal.message, refusal.extra, request_id or 0)
         frame = wire.encode_reply(request_id, {"error": dumps(error_data(refusal))})
         assert isinstance(frame, str)
         return frame
@@ -664,6 +670,7 @@ class LinkConversation(Conversation):
 
     async def _open(self, stack: AsyncExitStack) -> None:
         self._start_open_timer()
+        self.connection.on_frame = self._link.receive
         self._is_open = True
         if self.draining:
             self.drain()
@@ -682,13 +689,12 @@ class LinkConversation(Conversation):
 
     def on_frame(self, frame: str | bytes) -> None:
         """Answer a frame."""
-        link = self._link
-        if self.draining:
-            return  # the requests before it are answered
-        link.receive(frame)
-        if link.running_chars > MAX_RUNNING_CHARS:
-            self.awaits_progress = True
-            self.connection.pause()
+        self._link.receive(frame)
+
+    def pause(self) -> None:
+        """Read no further frame until some of the running requests are answered."""
+        self.awaits_progress = True
+        self.connection.pause()
 
     def drain(self) -> None:
         """End the conversation after the running requests."""
@@ -707,6 +713,7 @@ class LinkConversation(Conversation):
         """Attach to an existing link, and send the frames that the client has not read."""
         fields = {"taken": dumps(link.last_id), "lease_s": dumps(link.lease_s)}
         self._link = link
+        self.connection.on_frame = link.receive
         link.attach(self)
         link.frames.read = request.read
         self.connection.send(wire.encode_reply(request.id, fields))

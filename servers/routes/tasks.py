@@ -13,11 +13,17 @@ from pydantic import BaseModel, ConfigDict
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL
-from servers.routes.answer import MethodRequest, answer_request
 from servers.routes.description import answer, body, describe_own, problem
-from servers.routes.http import json_answer, read_model, refusal_response, report_error, respond
+from servers.routes.http import (
+    answer_request,
+    json_answer,
+    read_model,
+    refusal_response,
+    report_error,
+    respond,
+)
 from servers.security import owner_of
-from servers.sessions import SessionTable
+from servers.sessions import MethodRequest, SessionTable
 
 _KNOWN_SPLITS: Final = frozenset({"train", "validation", "test"})
 """Types of splits. A split given only as a name has the type of that name if it is one of these, else validation."""
@@ -174,7 +180,7 @@ class _Tasks:
     ) -> Response:
         try:
             async with self._sessions.session(owner) as session:
-                if not session.runner.has_method(method):
+                if not session.has_method(method):
                     raise NotImplementedError
                 result = await answer_request(session, MethodRequest(method, tuple(arguments)))
         except RefusalError as refusal:

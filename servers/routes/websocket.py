@@ -10,20 +10,20 @@ from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
-from openenv_core.protocol import jsonrpc, replies
+from openenv_core.protocol import frames, jsonrpc
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
+from openenv_core.protocol.frames import Close, Mcp, RequestDecoder
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from openenv_core.protocol.requests import Close, Mcp, RequestDecoder
-from servers.execution import FATAL, EnvironmentCall, cancel_task, keep
+from servers.execution import FATAL, cancel_task, keep
 from servers.metrics import ServerMetrics, size_of
-from servers.routes.answer import RequestCall
 from servers.routes.connection import Connection, Message, Receive, Send, connect
 from servers.routes.http import report_error, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, Phase, SessionTable, Ticket
+from servers.sessions import EnvironmentSession, SessionTable, Ticket
+from servers.sessions.session import ENDED, RequestCall
 
 logger = logging.getLogger("servers")
 
@@ -200,7 +200,7 @@ class _SessionConversation(Conversation):
         self._frames_ahead_size = 0
         self._busy = True  # opening
         self._task: asyncio.Task[None] | None = None
-        self.call: EnvironmentCall | None = None
+        self.call: FrameCall | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -276,7 +276,7 @@ class _SessionConversation(Conversation):
         if self._metrics.enabled:
             self._metrics.counts.sent_bytes += len(reply) if reply.isascii() else size_of(reply)
         self.connection.send(reply)
-        if self._frames_ahead or self.draining or self._session.phase is Phase.ENDED:  # type: ignore[union-attr]
+        if self._frames_ahead or self.draining or self._session.phase is ENDED:  # type: ignore[union-attr]
             self._finish_request()
         else:
             self._busy = False
@@ -321,12 +321,30 @@ class _Dialect(Protocol):
 
 
 class FrameCall(RequestCall):
-    """A request of the released dialect."""
+    """A request of the released dialect.
 
-    __slots__ = ()
+    Args:
+        conversation: Where it came from.
+        received_at: As of `RequestCall`.
+    """
 
-    encode = staticmethod(replies.encode_observation)
-    encode_state = staticmethod(replies.encode_state)
+    __slots__ = ("_conversation",)
+
+    encode = staticmethod(frames.encode_observation)
+    encode_state = staticmethod(frames.encode_state)
+
+    def __init__(self, conversation: _SessionConversation, received_at: float) -> None:
+        self._conversation = conversation
+        self.received_at = received_at
+        self.request_id = None
+
+    def reply(self, reply: str) -> None:
+        """Send the reply."""
+        self._conversation.reply(reply)
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer with a refusal, or with what the environment raised."""
+        self._conversation.refuse(error)
 
 
 class FrameDialect:
@@ -349,27 +367,29 @@ class FrameDialect:
         except FATAL as error:  # the author's validators may raise anything
             conversation.reply(self.encode_error(error))
             return True
-        if isinstance(request, Close):
+        if type(request) is Close:
             return False
-        if isinstance(request, Mcp):
+        if type(request) is Mcp:
             conversation.start(self.answer_mcp(session, request, len(frame)))
         else:
-            conversation.call = call = FrameCall(session, request, received_at, conversation)
+            conversation.call = call = FrameCall(conversation, received_at)
+            call.bind(session, request)
             session.submit(call)
         return True
 
-    async def answer_mcp(self, session: EnvironmentSession, request: Mcp, size: int) -> str:
+    async def answer_mcp(
+        self, session: EnvironmentSession, request: Mcp, size: int, request_id: int | None = None
+    ) -> str:
         """Return the reply to a JSON-RPC request."""
-        return replies.encode_mcp(
-            await self._rpc.answer(request.request, Caller(session.owner, session), size)
-        )
+        answer = await self._rpc.answer(request.request, Caller(session.owner, session), size)
+        return frames.encode_mcp(answer, request_id)
 
     def encode_error(self, error: BaseException) -> str:
         """Return the error frame of a refusal or of what the environment raised, and count it."""
         if not isinstance(error, RefusalError):
             error = RefusalError(EXECUTION_ERROR, report_error(error))
         self.metrics.count_error(error.code)
-        return replies.encode_error(error.code, error.message, error.extra)
+        return frames.encode_error(error.code, error.message, error.extra)
 
 
 class RpcDialect:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
 from types import new_class
 from typing import Any, ClassVar, Final, Literal
 from uuid import uuid4
@@ -279,8 +280,16 @@ def seat_environment(
         f"{game.__name__}SeatState", __base__=SeatState, seat=(list[seat], Field(default_factory=list))
     )
     base: Any = SeatEnvironment
+
+    @wraps(SeatEnvironment.reset)
+    def reset(self: Any, **options: Any) -> Any:
+        return SeatEnvironment.reset(self, **options)
+
+    one: Any = Literal[(*game.seats, ALL)]  # a list of seats is for programs; a form offers these
+    reset.__annotations__ = {**SeatEnvironment.reset.__annotations__, "seat": one | None}
     members: dict[str, Any] = {
         "GAME": game,
+        "reset": reset,
         "__doc__": game.__doc__,
         "__module__": game.__module__,
         "FORKABLE": game.FORKABLE and game.snapshot is Environment.snapshot,  # it is copied with its table

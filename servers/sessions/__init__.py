@@ -1,7 +1,7 @@
 """Sessions: admission, ownership, lifetime, and the slots that bound their number."""
 
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Ticket
-from servers.sessions.session import EnvironmentSession, Phase
+from servers.sessions.session import AwaitedCall, EnvironmentSession, MethodRequest, Phase
 from servers.sessions.slots import (
     DeadlineExceededError,
     FullError,
@@ -13,9 +13,11 @@ from servers.sessions.table import SessionTable, new_session_id
 
 __all__ = [
     "REQUEST_WAIT_S",
+    "AwaitedCall",
     "DeadlineExceededError",
     "EnvironmentSession",
     "FullError",
+    "MethodRequest",
     "Phase",
     "SessionBusyError",
     "SessionSlots",

@@ -11,9 +11,8 @@ from typing import Any, Final
 from openenv_core import Observation
 from openenv_core.pending import Pending
 from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
-from servers.execution import EnvironmentCall
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, Ticket
-from servers.sessions.session import EnvironmentSession
+from servers.sessions.session import EnvironmentCall, EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.snapshots import SessionState
 from servers.sessions.table import SessionTable
@@ -97,7 +96,7 @@ class MemberCall(EnvironmentCall):
         autoreset: str | None = None,
     ) -> None:
         super().__init__(self._play, on_loop=True)
-        plan = member.session.runner.plan
+        plan = member.session.plan
         self.member = member
         self.encode = encode
         self.options = options
@@ -124,11 +123,11 @@ class MemberCall(EnvironmentCall):
 
     def _play(self) -> Any:
         """Read an environment's state, reset it, or step it and apply the autoreset mode, wherever this runs."""
-        runner = self.member.session.runner
+        session = self.member.session
         if self.is_read:
-            return self.encode(runner.read_state())
+            return self.encode(session.read_state())
         result = (
-            runner.invoke_reset(self.options or {}) if self._is_reset else runner.invoke_step(self.action)
+            session.invoke_reset(self.options or {}) if self._is_reset else session.invoke_step(self.action)
         )
         if isinstance(result, Pending):
             return Pending(result, self._finish_awaited)
@@ -136,7 +135,7 @@ class MemberCall(EnvironmentCall):
         if not self._resets_after(result):
             return encoded
         self.final = encoded
-        again = runner.invoke_reset({})
+        again = session.invoke_reset({})
         return Pending(again, self._take) if isinstance(again, Pending) else self._take(again)
 
     def _finish_awaited(self, observation: Any) -> Any:
@@ -145,12 +144,12 @@ class MemberCall(EnvironmentCall):
         if not self._resets_after(observation):
             return encoded
         self.final = encoded
-        runner = self.member.session.runner
-        return Pending(runner.run(partial(runner.invoke_reset, {}), runner.plan.reset_on_loop), self._take)
+        session = self.member.session
+        return Pending(session.run(partial(session.invoke_reset, {}), session.plan.reset_on_loop), self._take)
 
     def _take(self, observation: Any) -> Any:
         """Encode an observation, and keep what it says about the episode."""
-        self.spent_s += self.member.session.runner.spent_s
+        self.spent_s += self.member.session.spent_s
         self.member.episode_ended = isinstance(observation, Observation) and observation.done is True
         return self.encode(observation)
 
@@ -243,7 +242,7 @@ class SessionBatch:
     async def _state_of(self, member: Member) -> SessionState:
         if (refusal := member.get_refusal()) is not None:
             raise refusal
-        return await member.session.take_snapshot(episode_ended=member.episode_ended)
+        return await SessionState.take(member.session, episode_ended=member.episode_ended)
 
     async def _restore(
         self, state: SessionState, ticket: Ticket, notify: Notify | None = None

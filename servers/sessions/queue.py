@@ -266,3 +266,41 @@ class SlotQueue:
 def _refuse(ticket: Ticket, refusal: RefusalError) -> None:
     ticket.granted.set_exception(refusal)
     ticket.granted.exception()  # mark it retrieved: the client may have disconnected
+
+
+class Slot:
+    """A slot that has been granted, until it is released, which happens once.
+
+    Attributes:
+        taken_at: When it was granted, by the event loop's clock.
+        held: Whether it has not been released.
+    """
+
+    __slots__ = ("_ending", "_owner", "_queue", "_slots", "held", "taken_at")
+
+    def __init__(self, slots: SessionSlots, queue: SlotQueue, owner: str) -> None:
+        self.taken_at = asyncio.get_running_loop().time()
+        self.held = True
+        self._slots = slots
+        self._queue = queue
+        self._owner = owner
+        self._ending = False
+
+    def mark_ending(self) -> None:
+        """Let requests that wait know that it is about to be released."""
+        if self.held and not self._ending:
+            self._ending = True
+            self._slots.add_ending(1)
+
+    def release(self, *, was_used: bool = True) -> None:
+        """Release it, if it is still held; `was_used`: its time counts for the estimate of how long others wait."""
+        if not self.held:
+            return
+        self.held = False
+        self._slots.release(self._owner)
+        if self._ending:
+            self._slots.add_ending(-1)
+        if was_used:
+            self._queue.record_return(asyncio.get_running_loop().time() - self.taken_at)
+        else:
+            self._queue.grant_slots()

@@ -11,11 +11,14 @@ from typing import Any, Final
 
 from openenv_core.protocol.errors import (
     CAPACITY_REACHED,
+    EXECUTION_ERROR,
     VALIDATION_ERROR,
     RefusalError,
     short,
+    text_of,
 )
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep
+from servers.sessions.session import AwaitedCall, EnvironmentSession, pending_or_plain
 
 logger = logging.getLogger("servers")
 
@@ -33,7 +36,7 @@ class SessionState:
     Attributes:
         state: What the environment's `snapshot` returned.
         episode_ended: Whether the episode was over.
-        unscored: Why the episode cannot be scored, as of `EnvironmentRunner`.
+        unscored: Why the episode cannot be scored, as of `EnvironmentSession`.
         users: References to it: by holders that may restore it, and by running restores. After `close`, the state is
             closed when the last one leaves.
     """
@@ -50,27 +53,56 @@ class SessionState:
         size = len(self.state) if isinstance(self.state, bytes) else getattr(self.state, "nbytes", 0)
         return size if isinstance(size, int) else 0
 
-    async def restore(self, runner: EnvironmentRunner) -> None:
+    @classmethod
+    async def take(cls, session: EnvironmentSession, *, episode_ended: bool) -> "SessionState":
+        """Return the state of a session's environment.
+
+        Raises:
+            RefusalError: The environment cannot be forked, or its `snapshot` failed; or as of a session's `perform`.
+        """
+        environment = session.environment
+        if getattr(environment, "FORKABLE", False) is not True:
+            raise RefusalError(
+                EXECUTION_ERROR,
+                f"expected an environment that can be forked, got {session.name} without FORKABLE = True; see "
+                "docs/tutorials/author.md",
+            )
+
+        def drop(state: Any) -> None:
+            keep(asyncio.create_task(cls(state).close()))
+
+        snapshot: Callable[[], Any] = environment.snapshot
+        try:
+            state = await session.perform(
+                AwaitedCall(lambda: pending_or_plain(snapshot()), session.is_on_loop(snapshot), drop)
+            )
+        except FATAL as error:
+            if isinstance(error, RefusalError):
+                raise
+            raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
+        return cls(state, episode_ended, session.unscored)
+
+    async def restore(self, session: EnvironmentSession) -> None:
         """Restore a new environment to this state; close the environment on failure.
 
         Raises:
             Exception: Whatever the environment raised.
         """
         if self._closed:
-            runner.discard()
+            session.discard()
             raise RuntimeError(
                 "the state was closed before it could be restored: the client has disconnected"
             )
         self.users += 1
         try:
-            restore = partial(runner.invoke_method, "restore", (self.state,))
-            await runner.run(restore, runner.is_on_loop(runner.environment.restore))
-            runner.unscored = self.unscored
+            restore = partial(session.invoke_method, "restore", (self.state,))
+            await session.run(restore, session.is_on_loop(session.environment.restore))
+            session.unscored = self.unscored
         except BaseException:
-            runner.discard()
+            session.discard()
             raise
         finally:
-            runner.on_free(self.release)  # an abandoned call may still use the state in a thread
+            session.on_free(self.release)  # an abandoned call may still use the state in a thread
 
     def release(self) -> None:
         """Remove one reference."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from openenv_core.protocol.errors import (
@@ -17,11 +17,12 @@ from openenv_core.protocol.errors import (
 from servers.execution import FATAL, Executor, Factory, keep, name_of
 from servers.metrics import ServerMetrics
 from servers.seats import SeatEnvironment
-from servers.sessions.queue import REQUEST_WAIT_S, Notify, SlotQueue, Ticket
-from servers.sessions.session import Attachment, EnvironmentSession, Phase, Slot
+from servers.sessions.queue import REQUEST_WAIT_S, Notify, Slot, SlotQueue, Ticket
+from servers.sessions.session import Attachment, EnvironmentSession, Phase
 from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState, SnapshotTable
 from servers.settings import ServerSettings
+from servers.threads import ThreadPool
 
 logger = logging.getLogger("servers")
 
@@ -237,9 +238,7 @@ class SessionTable:
         Returns:
             The error for the call's caller.
         """
-        logger.error(
-            "%s took longer than %g s; its session is ended", session.runner.name, self.step_timeout_s
-        )
+        logger.error("%s took longer than %g s; its session is ended", session.name, self.step_timeout_s)
         self._remove(session)
         session.slot.release()
         self.drop(session)
@@ -394,13 +393,17 @@ class SessionTable:
     ) -> EnvironmentSession:
         """Construct the environment of a session that has a slot; release the slot on failure."""
         name = name_of(self.factory)
+
+        def discard(environment: Any, pool: ThreadPool) -> None:
+            EnvironmentSession(self, environment, pool, slot, owner, session_id).discard()
+
         deadline = asyncio.timeout(self.step_timeout_s)
         session: EnvironmentSession | None = None
         try:
             async with deadline:
-                runner = await self.executor.construct(self.factory)
-                session = EnvironmentSession(self, runner, slot, owner, session_id)
-                if self.slots.cap > 1 and not runner.concurrent:
+                environment, pool = await self.executor.construct(self.factory, discard)
+                session = EnvironmentSession(self, environment, pool, slot, owner, session_id)
+                if self.slots.cap > 1 and not session.concurrent:
                     # The factory is a function, so the class is known only now.
                     text = (
                         f"expected a class with SUPPORTS_CONCURRENT_SESSIONS = True for {self.slots.cap} sessions, "
@@ -408,9 +411,9 @@ class SessionTable:
                     )
                     raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
                 if state is not None:
-                    await state.restore(runner)
-            if isinstance(runner.environment, SeatEnvironment):  # a player that stalls holds no slot
-                runner.environment.on_absence = lambda: self.drop(session)
+                    await state.restore(session)
+            if isinstance(environment, SeatEnvironment):  # a player that stalls holds no slot
+                environment.on_absence = lambda: self.drop(session)
             self.metrics.counts.opened_sessions += 1
             return session
         except BaseException as error:
@@ -435,17 +438,17 @@ class SessionTable:
             on_end()
 
     async def _finish(self, session: EnvironmentSession) -> None:
-        runner, slot = session.runner, session.slot
+        slot = session.slot
         slot.mark_ending()
         session.abandon_calls(UnknownSessionError(session.id))
         try:
-            await runner.close()
+            await session.close_environment()
         finally:
-            if runner.concurrent:
+            if session.concurrent:
                 slot.release()
             elif slot.held:
                 # The class does not promise that two instances can share a process, so the slot stays taken until
                 # an abandoned call and `close` have ended, but no longer than the time limit of a call.
-                runner.on_free(slot.release)
+                session.on_free(slot.release)
                 if slot.held and self.step_timeout_s is not None:
                     asyncio.get_running_loop().call_later(self.step_timeout_s, slot.release)

@@ -1,4 +1,4 @@
-"""A mock of a cluster's API: it keeps objects, and makes a StatefulSet's pods; nothing runs in them."""
+"""A mock of a cluster's API: it keeps objects, and makes the pods of StatefulSets and claims; nothing runs in them."""
 
 import base64
 import json
@@ -21,13 +21,15 @@ class MockCluster:
 
     Attributes:
         objects: By their path, such as `/api/v1/namespaces/default/pods/games-0`.
-        unready: Names of pods that are not Ready.
+        unready: Names of pods and claims that are not Ready.
+        pools: Names of warm pools, from which claims get a sandbox.
         lock: Held by whoever reads or changes these.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.unready: set[str] = set()
+        self.pools = {"warm"}
         self.lock = threading.RLock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
@@ -51,7 +53,8 @@ class MockCluster:
             return sorted(path.rpartition("/")[2] for path in self.objects if f"/{kind}/" in path)
 
     def create(self, collection: str, body: dict[str, Any]) -> tuple[int, Any]:
-        kubernetes_validate.validate(body, OLDEST, strict=True)
+        if body["kind"] != "SandboxClaim":  # of which it has no schema
+            kubernetes_validate.validate(body, OLDEST, strict=True)
         path = f"{collection}/{body['metadata']['name']}"
         if path in self.objects:
             return 409, {"message": "already exists"}
@@ -65,7 +68,7 @@ class MockCluster:
     def get(self, path: str, selector: str) -> tuple[int, Any]:
         if path in self.objects:
             return 200, self._shown(path)
-        if not path.endswith(("pods", "statefulsets")):
+        if not path.endswith(("pods", "statefulsets", "sandboxclaims")):
             return 404, {"message": "not found"}
         wanted = dict(part.split("=") for part in selector.split(",") if part)
         found = [
@@ -116,6 +119,15 @@ class MockCluster:
         if "/pods/" in path:
             ready = "False" if shown["metadata"]["name"] in self.unready else "True"
             shown["status"] = {"conditions": [{"type": "Ready", "status": ready}]}
+        elif "/sandboxclaims/" in path:
+            name, pool = shown["metadata"]["name"], shown["spec"]["warmPoolRef"]["name"]
+            if pool not in self.pools:
+                why = {"reason": "WarmPoolNotFound", "message": f"there is no pool {pool}"}
+                shown["status"] = {"conditions": [{"type": "Ready", "status": "False", **why}]}
+            elif name not in self.unready:
+                address = f"10.1.0.{int(shown['metadata']['uid'][:2], 16)}"
+                sandbox = {"name": f"{pool}-{shown['metadata']['uid'][:5]}", "podIPs": [address]}
+                shown["status"] = {"conditions": [{"type": "Ready", "status": "True"}], "sandbox": sandbox}
         return shown
 
     def _handler(self) -> type[QuietHandler]:

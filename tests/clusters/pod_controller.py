@@ -20,7 +20,10 @@ async def hosts(logs: str, address: str) -> None:
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.hosts import Hosts
 
-    there = Hosts.from_job(pods(), mesh="hosts", cpu_mesh="cpus", gpus_per_host=1, address=address)
+    job = pods()
+    labels = "app.kubernetes.io/name=ropewalk,app.kubernetes.io/component=cpus"
+    job.add_mesh("cpus", num_replicas=2, label_selector=labels)
+    there = Hosts.from_job(job, mesh="hosts", cpu_mesh="cpus", gpus_per_host=1, address=address)
     async with Fleet(Path(logs), hosts=there, heartbeat_s=0.5):
         needy = await Policy.options(name="needy", num_replicas=2, with_gpus=True).as_service()
         modest = await Policy.options(name="modest", num_replicas=2).as_service()

@@ -1,19 +1,25 @@
-"""A Slurm of one node, of a test's own: Debian's daemons, unpacked and run from folders, with nothing installed."""
+"""A Slurm of a test's own: Debian's daemons, unpacked and run from folders, with nothing installed.
+
+It has one node, or one in each of several network namespaces.
+"""
 
 import contextlib
 import os
 import pwd
 import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 from free_ports import free_ports
 from missing import missing
 from module_run import end, finished
+from namespaces import CONTROLLER_ADDRESS, NamespaceHost
 
 PACKAGES = (
     "libhwloc15",
@@ -29,10 +35,10 @@ CACHE = Path("/var/tmp/ropewalk-slurm")
 START_S = 60
 DOWNLOAD_S = 300
 
-# One machine is the whole cluster; who uses it is who runs the test.
+# Who uses it is who runs the test.
 CONFIG = """
 ClusterName=test
-SlurmctldHost=localhost
+SlurmctldHost={controller}
 SlurmctldPort={ctld}
 SlurmdPort={slurmd}
 SlurmUser={user}
@@ -42,11 +48,12 @@ AuthInfo=socket={home}/munge.socket
 CredType=cred/munge
 PluginDir={plugins}
 StateSaveLocation={home}/state
-SlurmdSpoolDir={home}/spool
+SlurmdSpoolDir={home}/spool-%n
 SlurmctldPidFile={home}/slurmctld.pid
-SlurmdPidFile={home}/slurmd.pid
+SlurmdPidFile={home}/slurmd-%n.pid
 SlurmctldLogFile={home}/slurmctld.log
-SlurmdLogFile={home}/slurmd.log
+SlurmdLogFile={home}/slurmd-%n.log
+SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -56,7 +63,7 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 KillWait=60
-NodeName=localhost CPUs={cpus} State=UNKNOWN
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -90,11 +97,22 @@ def _apt(folder: str, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 class SlurmNode:
-    """munged, slurmctld and slurmd, with keys, ports and spools of their own."""
+    """munged, slurmctld and slurmd, with keys, ports and spools of their own.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: The folder of `require_slurm`.
+        hosts: The namespaces of the nodes `node1` and so on, each with two CPUs, real or not; none for this machine as
+            the only node.
+        controller: The namespace of slurmctld, in which commands run.
+    """
+
+    def __init__(
+        self, root: Path, hosts: Sequence[NamespaceHost] = (), controller: str | None = None
+    ) -> None:
+        self._hosts = {f"node{number}": host for number, host in enumerate(hosts, 1)}
         self.home = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._root = root
+        self._controller = [] if controller is None else self._inside(controller)
         (library,) = root.glob("usr/lib/*/slurm-wlm")
         self._plugins = library
         self.environment = {
@@ -125,7 +143,7 @@ class SlurmNode:
 
     def run(self, *words: str, timeout_s: float = 30, check: bool = True) -> str:
         """What one of Slurm's commands prints."""
-        done = finished(*words, env=self.environment, timeout_s=timeout_s)
+        done = finished(*self._controller, *words, env=self.environment, timeout_s=timeout_s)
         if check:
             assert done.returncode == 0, (words, done.stdout, done.stderr, self.logs())
         return done.stdout
@@ -172,8 +190,11 @@ class SlurmNode:
 
     def _start(self) -> None:
         home, ports = self.home, free_ports(2)
-        for name in ("state", "spool"):
+        nodes = [f"NodeName={name} NodeAddr={host.address} CPUs=2" for name, host in self._hosts.items()]
+        for name in ("state", *(f"spool-{node}" for node in self._hosts or ("localhost",))):
             (home / name).mkdir()
+        names = ["127.0.0.1 localhost", *(f"{host.address} {name}" for name, host in self._hosts.items())]
+        (home / "hosts").write_text("\n".join([*names, ""]))
         (home / "munge.key").write_bytes(secrets.token_bytes(1024))
         (home / "munge.key").chmod(0o400)
         user = pwd.getpwuid(os.geteuid()).pw_name
@@ -182,7 +203,8 @@ class SlurmNode:
                 home=home,
                 plugins=self._plugins,
                 user=user,
-                cpus=os.cpu_count(),
+                controller=f"{socket.gethostname()}({CONTROLLER_ADDRESS})" if nodes else "localhost",
+                nodes="\n".join(nodes or [f"NodeName=localhost CPUs={os.cpu_count()} State=UNKNOWN"]),
                 ctld=ports[0],
                 slurmd=ports[1],
             )
@@ -190,16 +212,30 @@ class SlurmNode:
         files = ("key-file", "socket", "pid-file", "log-file", "seed-file")
         places = [f"--{option}={home}/munge.{option.removesuffix('-file')}" for option in files]
         self._daemon("munged", "--foreground", "--force", *places)
-        self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf")
+        self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf", prefix=self._controller)
         step = f"{self._root}/usr/sbin/slurmstepd-wlm"
-        self._daemon("slurmd-wlm", "-D", "-N", "localhost", "-f", f"{home}/slurm.conf", "-d", step)
+        for node in self._hosts or ("localhost",):
+            words = ("-D", "-N", node, "-f", f"{home}/slurm.conf", "-d", step)
+            prefix = self._inside(self._hosts[node].namespace) if self._hosts else ()
+            self._daemon("slurmd-wlm", *words, prefix=prefix)
         self.wait_idle(timeout_s=START_S)
 
-    def _daemon(self, name: str, *words: str) -> None:
-        with (self.home / f"{name}.out.log").open("wb") as log:
+    def _inside(self, namespace: str) -> list[str]:
+        """Return the words before a command in a namespace, where the nodes have names.
+
+        Not `ip netns exec`: that replaces /sys, whose control groups slurmd needs.
+        """
+        enter = (
+            'mount --bind "$0" /etc/hosts && namespace=$1 && shift && exec nsenter --net="$namespace" "$@"'
+        )
+        words = ["unshare", "--mount", "--propagation=private", "sh", "-c", enter]
+        return [*words, f"{self.home}/hosts", f"/run/netns/{namespace}"]
+
+    def _daemon(self, name: str, *words: str, prefix: Sequence[str] = ()) -> None:
+        with (self.home / f"{name}-{len(self._daemons)}.out.log").open("wb") as log:
             self._daemons.append(
                 subprocess.Popen(
-                    [f"{self._root}/usr/sbin/{name}", *words],
+                    [*prefix, f"{self._root}/usr/sbin/{name}", *words],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

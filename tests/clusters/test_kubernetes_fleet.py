@@ -11,12 +11,13 @@ from mock_cluster import MockCluster
 
 from openenv_core.compat.containers import KubernetesProvider
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.providers import KubernetesFleet
+from openenv_core.providers import ClaimFleet, KubernetesFleet
 from openenv_core.providers.fleet import Load
-from openenv_core.providers.kubernetes import OWNER
+from openenv_core.providers.kubernetes import INSTANCE, OWNER
 
 pytestmark = pytest.mark.slow  # the client takes seconds to import
 
+CLAIMS = "/apis/extensions.agents.x-k8s.io/v1beta1/namespaces/play/sandboxclaims"
 IMAGE = "registry.example.org/team/blackjack-env:1.0"
 
 
@@ -87,6 +88,76 @@ def test_fleets_of_programs_that_were_killed_are_swept(cluster: MockCluster, tmp
     orphan["metadata"]["annotations"][OWNER] = ended.stdout.strip()
     KubernetesFleet(IMAGE, 1, name="next").start()
     assert cluster.names("statefulsets") == cluster.names("secrets") == ["kept", "mine", "next"]
+
+
+@pytest.fixture
+def secret(cluster: MockCluster) -> str:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "keys"},
+        "stringData": {"token": "of-keys"},
+    }
+    cluster.create("/api/v1/namespaces/play/secrets", body)
+    return "keys"
+
+
+def test_a_fleet_of_claims_on_a_warm_pool(cluster: MockCluster, secret: str) -> None:
+    with ClaimFleet("warm", 3, secret=secret, name="games") as fleet:
+        assert fleet.token == "of-keys"
+        assert [server.name for server in fleet.servers()] == cluster.names("sandboxclaims")
+        assert all(url.startswith("http://10.1.0.") for url in fleet.urls())
+        cluster.unready = {"games-1"}
+        assert [server.ready for server in fleet.servers()] == [True, False, True]
+        cluster.unready = set()
+        found = ClaimFleet.find("games")
+        assert (found.token, found.urls()) == (fleet.token, fleet.urls())
+        before = cluster.objects[f"{CLAIMS}/games-1"]["metadata"]["uid"]
+        fleet.replace("games-1")
+        assert cluster.objects[f"{CLAIMS}/games-1"]["metadata"]["uid"] != before
+        found._resize(2)
+        assert cluster.names("sandboxclaims") == ["games-0", "games-1"]
+        # Of a program that was killed.
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import os; from openenv_core.providers.docker.sweeper import owner; print(owner())",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        for each in cluster.objects.values():
+            each["metadata"].get("annotations", {}).update({OWNER: ended.stdout.strip()})
+        with ClaimFleet("warm", 1, secret=secret, name="next"):
+            assert cluster.names("sandboxclaims") == ["next-0"]
+    assert cluster.names("sandboxclaims") == []
+    with pytest.raises(ProviderError, match="WarmPoolNotFound"):
+        ClaimFleet("cold", 1, secret=secret, name="games").start()
+    assert cluster.names("sandboxclaims") == []
+    with pytest.raises(ProviderError, match="404"):
+        ClaimFleet("warm", 1, secret="missing")
+
+
+@pytest.mark.soak
+def test_agent_sandbox_s_own_client_knows_the_claims(cluster: MockCluster, secret: str) -> None:
+    helper = pytest.importorskip("k8s_agent_sandbox.k8s_helper").K8sHelper()
+    with ClaimFleet("warm", 2, secret=secret, name="games") as fleet:
+        assert helper.list_sandbox_claims("play", f"{INSTANCE}=games") == ["games-0", "games-1"]
+        claim = helper.get_sandbox_claim("games-0", "play")
+        # It accepts ours as one that it has made, and sees that its sandbox is ready.
+        own = pytest.importorskip("k8s_agent_sandbox.claim_adoption")
+        claim["metadata"]["resourceVersion"] = "1"
+        own.validate_claim_for_adoption(claim, "games-0", "warm")
+        helper.create_sandbox_claim("games-2", "warm", "play", labels={INSTANCE: "games"})
+        made = cluster.objects[f"{CLAIMS}/games-2"]
+        assert (made["apiVersion"], made["kind"]) == (claim["apiVersion"], claim["kind"])
+        assert made["spec"] == claim["spec"]
+        assert len(fleet.urls()) == 3
+        helper.delete_sandbox_claim("games-1", "play")
+        assert [server.name for server in fleet.servers()] == ["games-0", "games-2"]
 
 
 def test_the_released_provider_starts_a_pod(cluster: MockCluster) -> None:

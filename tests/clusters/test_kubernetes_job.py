@@ -5,13 +5,14 @@ what the manifests say.
 """
 
 import contextlib
+import copy
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -58,30 +59,36 @@ class Cluster:
             "KUBERNETES_SERVICE_PORT": str(self.api.port),
             "NAMESPACE": "ropewalk",
             "GPUS_PODS": "2",
-            "CPUS_PODS": "2",
             "PYTHONPATH": os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 
     def start_workers(self) -> None:
-        """Start each as its StatefulSet does."""
+        """Start each as the StatefulSet does."""
         for name, address in ADDRESSES.items():
-            command = [
-                word.replace("$(POD_IP)", address).replace("$(MONARCH_PORT)", str(self.port))
-                for word in container(name.partition("-")[0])["command"]
-            ]
-            assert command[0] == "python"
-            with (self.folder / f"{name}.log").open("wb") as log:
-                self.workers[name] = subprocess.Popen(
-                    [sys.executable, *command[1:]], cwd=ROOT, env=self.environment, stdout=log, stderr=log
-                )
+            self.workers[name] = self.start(
+                name, "gpus", {"$(POD_IP)": address, "$(MONARCH_PORT)": str(self.port)}
+            )
+
+    def start(self, name: str, kind: str, changes: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Start what a manifest's container runs, with some texts of its command replaced."""
+        command = container(kind)["command"]
+        for old, new in changes.items():
+            command = [word.replace(old, new) for word in command]
+        assert command[0] == "python"
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *command[1:]], cwd=ROOT, env=self.environment, stdout=log, stderr=log
+            )
 
     def show(self, name: str, *, ready: bool = True) -> None:
         """Have the API server show a pod."""
         from api_server import pod
 
         kind, _, index = name.partition("-")
+        template = copy.deepcopy(pod_templates()["gpus"])
+        template["metadata"]["labels"]["app.kubernetes.io/component"] = kind
         place = {"index": int(index), "ip": ADDRESSES[name], "port": self.port}
-        self.api.put(pod(name, pod_templates()[kind], **place, ready=ready))
+        self.api.put(pod(name, template, **place, ready=ready))
 
     def probe(self, name: str) -> bool:
         """What the kubelet does again and again: open a connection, and close it."""
@@ -89,13 +96,31 @@ class Cluster:
             return True
         return False
 
+    def command(self, *words: str) -> tuple[str, ...]:
+        """Return the command of the controller's pod."""
+        return (sys.executable, CONTROLLER, str(self.folder), *words)
+
     def controller(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        command = (sys.executable, CONTROLLER, self.folder, *words)
-        return finished(*command, cwd=ROOT, env=self.environment, timeout_s=RUN_S)
+        return finished(*self.command(*words), cwd=ROOT, env=self.environment, timeout_s=RUN_S)
 
     def close(self) -> None:
         for worker in self.workers.values():
             end(worker)
+
+
+@contextlib.contextmanager
+def training(folder: Path, join_port: int = 0) -> Iterator[list[str]]:
+    """Serve the environment; yields the controller's words, those of the manifest with what differs here."""
+    token = folder / "token"
+    token.write_text("of-the-environment-0123456789")
+    with serve(app="envs.blackjack_env.server.app:app", ROPEWALK_TOKEN_FILE=str(token)) as server:
+        yield [
+            *("train", "--config", "examples/grpo_blackjack/config.yaml", "--name", "run"),
+            *(word.replace("$(POD_IP)", "127.0.0.1") for word in container("train")["args"]),
+            *(f"output_dir={folder}", f"env.url=[http://{server.address}]", f"env.token_file={token}"),
+            *(f"monarch.master_port={free_port()}", "monarch.coord_port=0", f"monarch.join_port={join_port}"),
+            *WITHOUT_GPUS,
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -135,23 +160,8 @@ def test_replicas_are_put_on_the_pods_that_are_meant_for_them(cluster: Cluster, 
 def test_a_run_trains_on_the_pods_with_the_words_of_the_manifest(cluster: Cluster, tmp_path: Path) -> None:
     for name in ADDRESSES:
         cluster.show(name)
-    token = tmp_path / "token"
-    token.write_text("of-the-environment-0123456789")
-    app = "envs.blackjack_env.server.app:app"
-    with serve(app=app, ROPEWALK_TOKEN_FILE=str(token)) as server:
-        words = [word.replace("$(POD_IP)", "127.0.0.1") for word in container("train")["args"]]
-        changed = [
-            f"output_dir={tmp_path}",
-            f"env.url=[http://{server.address}]",
-            f"env.token_file={token}",
-            f"monarch.master_port={free_port()}",
-            "monarch.coord_port=0",
-            "monarch.join_port=0",
-            *WITHOUT_GPUS,
-            *TOY,
-        ]
-        config = ["--config", "examples/grpo_blackjack/config.yaml", "--name", "run"]
-        done = cluster.controller("train", *config, *words, *changed)
+    with training(tmp_path) as words:
+        done = cluster.controller(*words, *TOY)
     logs = tmp_path / "run/logs"
     tails = [f"--- {log.name}\n{log.read_text()[-1500:]}" for log in logs.glob("*")] if logs.exists() else []
     assert done.returncode == 0, "\n".join([done.stdout[-2000:], done.stderr[-3000:], *tails])
@@ -160,3 +170,46 @@ def test_a_run_trains_on_the_pods_with_the_words_of_the_manifest(cluster: Cluste
     assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows)
     assert json.loads((tmp_path / "run/report.json").read_text())["hands"] == 64
     assert all(worker.poll() is None for worker in cluster.workers.values())
+
+
+@pytest.mark.soak
+def test_a_pod_that_replaces_another_joins_the_run_in_progress(cluster: Cluster, tmp_path: Path) -> None:
+    for name in ADDRESSES:
+        cluster.show(name)
+    port = free_port()
+    place = {"tcp://train:29502": f"tcp://127.0.0.1:{port}", "/runs/blackjack": str(tmp_path / "run")}
+
+    def joined() -> int:
+        command = (
+            sys.executable,
+            "-m",
+            "openenv_core.cli",
+            "status",
+            "--run",
+            str(tmp_path / "run"),
+            "--json",
+        )
+        shown = finished(*command, cwd=ROOT, timeout_s=60)
+        return (
+            0 if shown.returncode else sum(e["what"] == "joined" for e in json.loads(shown.stdout)["events"])
+        )
+
+    with training(tmp_path, port) as words, (tmp_path / "output").open("wb") as output:
+        command = cluster.command(*words, *TOY, "trainer.iterations=100000")
+        controller = subprocess.Popen(
+            command, cwd=ROOT, env=cluster.environment, stdout=output, stderr=output
+        )
+        pods = [cluster.start(f"{kind}-0", kind, place) for kind in ("cpus", "generators")]
+        try:
+            for number in (2, 3, 4):
+                eventually(lambda number=number: joined() == number or controller.poll(), START_S)
+                assert controller.poll() is None, (tmp_path / "output").read_text()[-3000:]
+                if number < 4:
+                    pods[-1].kill()
+                    pods.append(cluster.start(f"cpus-{number}", "cpus", place))
+            controller.terminate()
+            assert controller.wait(120) == 130
+            assert [pods[0].wait(60), pods[-1].wait(60)] == [0, 0]
+        finally:
+            for process in (controller, *pods):
+                end(process)

@@ -16,12 +16,15 @@ from module_run import ROOT, finished
 
 from rl_bridge.cli.status import COMMAND as STATUS
 from rl_bridge.config import Config, load_config
+from rl_bridge.config.monarch import ReplicaRange
 from rl_bridge.services.joining import RELEASE_TIMEOUT_S, SECRET_FILE
 from tests.rl_bridge.config.sections import section_of
 
 OLDEST = "1.29"
 """StatefulSets label their pods with an index since 1.28, whose schema wants more of a failure policy than the API."""
 PODS = sorted(pod_templates())
+JOINING = ("cpus", "generators")
+RUN = ("train", "gpus", *JOINING)
 
 
 def replicas(name: str) -> int:
@@ -60,14 +63,12 @@ def test_kubectl_builds_them() -> None:
 def test_the_controller_finds_the_pods_and_waits_for_as_many_as_there_are() -> None:
     # The selector that job.py asks with, read from its source: importing it takes Monarch.
     source = (FOLDER / "job.py").read_text()
-    assert 'f"app.kubernetes.io/name=ropewalk,app.kubernetes.io/component={component}"' in source
-    for name in ("gpus", "cpus"):
-        labels = pod_templates()[name]["metadata"]["labels"]
-        assert labels == {"app.kubernetes.io/name": "ropewalk", "app.kubernetes.io/component": name}
-        # Monarch reads the port from the pod's own variable.
-        (port,) = container(name)["ports"]
-        assert variables(name)["MONARCH_PORT"] == str(port["containerPort"])
-        assert variables("train")[f"{name.upper()}_PODS"] == str(replicas(name))
+    labels = pod_templates()["gpus"]["metadata"]["labels"]
+    assert f'"{",".join(f"{key}={label}" for key, label in labels.items())}"' in source
+    # Monarch reads the port from the pod's own variable.
+    (port,) = container("gpus")["ports"]
+    assert variables("gpus")["MONARCH_PORT"] == str(port["containerPort"])
+    assert variables("train")["GPUS_PODS"] == str(replicas("gpus"))
 
 
 def test_the_configuration_fits_the_cluster() -> None:
@@ -82,11 +83,11 @@ def test_the_configuration_fits_the_cluster() -> None:
     assert monarch.num_nodes == replicas("gpus")
     assert monarch.gpus_per_node == int(container("gpus")["resources"]["limits"]["nvidia.com/gpu"])
     assert monarch.roles.gpus() == monarch.num_nodes * monarch.gpus_per_node
-    assert (monarch.job, monarch.cpu_mesh) == ("examples.grpo_blackjack.kubernetes.job:pods", "cpus")
+    assert monarch.job == "examples.grpo_blackjack.kubernetes.job:pods"
     assert monarch.master_addr == "10.0.0.7"
     assert str(Path(str(variables("train")["RUN"])).parent) == config.output_dir == "/runs"
     # Every pod of the run sees it there.
-    for name in ("train", "gpus", "cpus", "spot"):
+    for name in RUN:
         mounts = {mount["name"]: mount["mountPath"] for mount in container(name)["volumeMounts"]}
         assert mounts["runs"] == "/runs"
         # A library that writes beside itself would not find a place; these are for those that ask for one.
@@ -94,8 +95,9 @@ def test_the_configuration_fits_the_cluster() -> None:
     assert find("PersistentVolumeClaim", "runs")["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
-def test_further_pods_find_the_controller_and_know_the_secret() -> None:
-    words = container("spot")["command"]
+@pytest.mark.parametrize("name", JOINING)
+def test_further_pods_find_the_controller_and_know_the_secret(name: str) -> None:
+    words = container(name)["command"]
     arguments = dict(zip(words[3::2], words[4::2], strict=True))
     config = load_config(ROOT / "examples/grpo_blackjack/config.yaml", container("train")["args"])
     service = find("Service", "train")["spec"]
@@ -107,9 +109,15 @@ def test_further_pods_find_the_controller_and_know_the_secret() -> None:
         "--join": f"tcp://train:{port['port']}",
         "--secret-file": f"{variables('train')['RUN']}/{SECRET_FILE}",
     }
-    assert pod_templates()["spot"]["spec"]["terminationGracePeriodSeconds"] > RELEASE_TIMEOUT_S
-    # The first pods are enough to start.
-    assert config.rollout.min_workers == replicas("cpus")
+    # SIGTERM is a notice, and the pods that follow join as these do: no index, no address of its own.
+    assert pod_templates()[name]["spec"]["terminationGracePeriodSeconds"] > RELEASE_TIMEOUT_S
+    assert find("Deployment", name)["spec"]["template"] is pod_templates()[name]
+    # The pods of gpus.yaml are enough to start, and those that join are wanted.
+    policy, workers = config.monarch.roles.policy, config.rollout.num_workers
+    assert config.rollout.min_workers == policy.min_replicas == 1
+    assert isinstance(workers, ReplicaRange)
+    assert workers.max > sum(find("Deployment", each)["spec"]["replicas"] for each in JOINING)
+    assert policy.max_replicas > find("Deployment", "generators")["spec"]["replicas"]
 
 
 def test_referenced_objects_exist() -> None:
@@ -134,8 +142,8 @@ def test_every_pod_is_hardened_bounded_and_probed(name: str) -> None:
     assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
     # The controller alone speaks to the API server, and nobody connects to it by a service.
     assert spec["automountServiceAccountToken"] is (name == "train")
-    assert ("readinessProbe" in one) == (name not in {"train", "spot"})
-    assert ({"startupProbe", "livenessProbe"} <= set(one)) == (name != "spot")  # which ends by itself
+    assert ("readinessProbe" in one) == (name not in {"train", *JOINING})
+    assert ({"startupProbe", "livenessProbe"} <= set(one)) == (name not in JOINING)  # which end by themselves
     limits = one["resources"]["limits"]
     assert one["resources"]["requests"] == limits
     assert {"cpu", "memory", "ephemeral-storage"} <= set(limits)
@@ -154,9 +162,9 @@ def test_the_controller_may_look_at_pods_and_no_more() -> None:
     ]
 
 
-@pytest.mark.parametrize("source", ["train", "gpus", "cpus", "spot"])
+@pytest.mark.parametrize("source", RUN)
 def test_the_processes_of_a_run_reach_each_other_and_the_environment(source: str) -> None:
-    for target in ("train", "gpus", "cpus", "spot"):
+    for target in RUN:
         assert may_reach(source, target, 26600)
         assert may_reach(source, target, 45678)
     assert may_reach(source, "environment", 8000)
@@ -173,33 +181,11 @@ def test_nobody_else_reaches_anything() -> None:
     for target in PODS:
         for port in (26600, 8000, 29501):
             assert not may_reach(None, target, port)
-    for target in ("train", "gpus", "cpus", "spot", "environment"):
+    for target in (*RUN, "environment"):
         assert not may_reach("environment", target, 26600)
         assert not may_reach("environment", target, 8000)
     assert not may_reach("environment", None, 443)
     assert not may_reach("environment", None, 53, namespace="kube-system")
-
-
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs processes of its own: root"
-)
-def test_the_pre_stop_hook_signals_what_the_run_has_started_and_not_the_worker() -> None:
-    """In a PID namespace of its own."""
-    shell, option, hook = container("cpus")["lifecycle"]["preStop"]["exec"]["command"]
-    assert "sleep 12" in hook
-    grace = pod_templates()["cpus"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > 12
-    script = f"""
-        ROPEWALK_MARK=7 sleep 60 & started=$!
-        sleep 60 & worker=$!
-        until grep -qsz "^ROPEWALK_MARK=" /proc/$started/environ; do sleep 0.01; done
-        {shell} {option} {shlex.quote(hook.replace("sleep 12", "sleep 0"))}
-        wait $started; echo $?
-        kill -0 $worker && echo works; kill $worker
-    """
-    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
-    done = finished(*command, env={"PATH": os.environ["PATH"]}, timeout_s=30)
-    assert done.stdout.split() == ["143", "works"], done.stderr
 
 
 @pytest.mark.parametrize("left", [None, [], ["config.yaml"], ["logs"]])

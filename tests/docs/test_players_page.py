@@ -38,4 +38,4 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
         for line in block.splitlines()
     )
     assert "You win 1." in play.stdout
-    assert "20 of 20" in evaluate.stderr
+    assert "kuhn as second: 20 of 20" in evaluate.stderr

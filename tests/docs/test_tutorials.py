@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from doc_pages import commands, page
 from module_run import finished
+from terminal_process import in_terminal
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +52,11 @@ class Reader:
                 for line in block.splitlines():
                     assert line in output, output
             else:
-                # `py` is a file that is shown.
                 assert language in ("json", "yaml", "py"), f"nobody runs blocks of {language}"
+                if language == "py":  # a file that is shown, and is to be written if no command has done so
+                    file = self.folder / block.partition("\n")[0].removeprefix("# ")
+                    if not file.exists():
+                        file.write_text(block)
 
     def type(self, command: str) -> str:
         if command.startswith(ELSEWHERE):
@@ -64,7 +68,21 @@ class Reader:
             self.servers.close()  # the page has stopped the one before
             self.instead["127.0.0.1:8000"] = self.servers.enter_context(serving(command, self.folder))
             return ""
+        if " --table " in command:
+            return self.play_together(self.here(command).split()[1:])
         return self.run(["bash", "-c", self.here(command)])
+
+    def play_together(self, words: list[str]) -> str:
+        """Play in two terminals, in turn; return what the first player has seen."""
+        with in_terminal(*words) as first:
+            first.until("waiting for the other players ...")
+            with in_terminal(*words) as second:
+                for terminal, number in ((first, "3"), (second, "1"), (first, "3")):
+                    terminal.until("\nnumber (integer 1..3): ")
+                    terminal.type(number)
+                second.until("You lose.")
+                first.until("You win.")
+                return first.shown
 
     def here(self, text: str) -> str:
         for shown, real in self.instead.items():
@@ -110,7 +128,7 @@ def serving(command: str, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.timeout(3 * TIMEOUT_S)
-@pytest.mark.parametrize("name", ["author", "mcp", "serve"])
+@pytest.mark.parametrize("name", ["author", "mcp", "players", "serve"])
 def test_a_tutorial_prints_what_it_shows(name: str, tmp_path: Path) -> None:
     with ExitStack() as servers:
         Reader(tmp_path, servers).follow(page(f"docs/tutorials/{name}.md"))

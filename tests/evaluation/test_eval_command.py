@@ -22,6 +22,7 @@ from serve_process import SUPPORT, eventually, serve
 from serving import serving
 
 from envs.blackjack_env.baselines import baselines
+from envs.kuhn_env.oracle import equilibrium, value
 from openenv_core.cli.eval import COMMAND, _report
 from openenv_core.cli.main import run
 from openenv_core.errors import OpenEnvError
@@ -117,6 +118,38 @@ def test_policies_are_compared_task_by_task(
     assert found["tasks"] == found["better"] + found["equal"] + found["worse"] == 150
     assert found["difference"] == pytest.approx(found["second_mean"] - found["first_mean"])
     assert found["ci95"][0] > 0  # hitting below 17 is better than chance, on the same hands
+
+
+def always_bet(observation: Mapping[str, Any]) -> dict[str, str]:
+    return {"action": "bet"}
+
+
+@pytest.mark.slow
+def test_a_policy_is_evaluated_in_each_seat(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    words = ("kuhn", "--policy", f"{HERE}:always_bet", "--episodes", "400", "--seed", "1")
+    out = tmp_path / "by-seat"
+    assert evaluate(*words, "--seats", "first,second", "--out", str(out)) == 0
+    exact = {"first": value(bet, equilibrium), "second": -value(equilibrium, bet)}
+    found = figures(out)
+    assert list(found) == ["kuhn as first", "kuhn as second"]
+    assert [found[name]["episodes"] for name in found] == [400, 400]
+    for seat, expected in exact.items():
+        low, high = found[f"kuhn as {seat}"]["ci95"]
+        assert low <= expected <= high
+    rows = capsys.readouterr().out
+    assert "kuhn as first " in rows
+    assert "kuhn as second" in rows
+    shown = {one["environment"]: one["turns"][0]["context"] for one in lines(out) if one["turns"]}
+    assert all(f"You are the {seat} player" in shown[f"kuhn as {seat}"] for seat in exact)
+    assert evaluate(*words, "--seats", "third", "--out", str(tmp_path / "none")) == 2
+    assert "expected seats among first, second, got third" in capsys.readouterr().err
+
+
+def bet(card: int, history: str) -> float:
+    return 1.0
 
 
 def lines(folder: Path) -> list[Any]:

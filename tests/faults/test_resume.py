@@ -26,8 +26,8 @@ from openenv_core.client.conversation import MAX_PENDING
 from openenv_core.pending import Pending
 from servers import create_app
 from servers.app import EnvironmentApp
-from servers.execution import AwaitedCall
 from servers.routes import link as server_link
+from servers.sessions import AwaitedCall
 
 pytestmark = pytest.mark.usefixtures("validated_frames")
 

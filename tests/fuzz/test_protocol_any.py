@@ -14,11 +14,9 @@ from pydantic import Field
 from openenv_core import Action, Observation
 from openenv_core.errors import ClientError
 from openenv_core.protocol import errors as codes
-from openenv_core.protocol import jsonrpc, replies
+from openenv_core.protocol import frames, jsonrpc
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.jsonio import dumps, from_json
-from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from openenv_core.protocol.requests import (
+from openenv_core.protocol.frames import (
     Mcp,
     RequestDecoder,
     Reset,
@@ -26,6 +24,8 @@ from openenv_core.protocol.requests import (
     http_request,
     http_reset,
 )
+from openenv_core.protocol.jsonio import dumps, from_json
+from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 
 MANY = settings(max_examples=6 * EXAMPLES)
 
@@ -118,7 +118,7 @@ def test_any_text_is_a_request_or_a_named_refusal(text: str) -> None:
         assert _is_json(text) == (refusal is None or refusal.code != codes.INVALID_JSON)
         if refusal is not None:
             assert refusal.code in (codes.INVALID_JSON, codes.UNKNOWN_TYPE, codes.VALIDATION_ERROR)
-            frame = json.loads(replies.encode_error(refusal.code, refusal.message, refusal.extra))
+            frame = json.loads(frames.encode_error(refusal.code, refusal.message, refusal.extra))
             assert frame["data"]["code"] == refusal.code
 
 
@@ -169,7 +169,7 @@ def test_observation_round_trips(
     text: str, anything: Any, reward: Any, done: bool, metadata: dict[str, Any]
 ) -> None:
     sight = Sight(text=text, anything=anything, reward=reward, done=done, metadata=metadata)
-    data = replies.decode_reply(replies.encode_observation(sight), "observation")
+    data = frames.decode_reply(frames.encode_observation(sight), "observation")
     expected_reward = None if isinstance(reward, float) and not math.isfinite(reward) else reward
     assert data["reward"] == expected_reward
     assert type(data["reward"]) is type(expected_reward)
@@ -177,20 +177,20 @@ def test_observation_round_trips(
     assert data["observation"] == {"text": text, "anything": anything, "metadata": metadata}
     assert data.get("metadata", {}) == metadata
     assert ("metadata" in data) == bool(metadata)
-    body = json.loads(replies.encode_http_result(sight))
+    body = json.loads(frames.encode_http_result(sight))
     assert body["metadata"] == (metadata or None)
     assert body["reward"] == (None if expected_reward is None else float(expected_reward))
     assert isinstance(body["reward"], float | None)
     # What plain HTTP carries is a frame again at the client.
     request = http_request(encode_request("step", {}), "s")
-    frame = replies.reply_frame(request.kind, replies.encode_http_result(sight))
-    assert replies.decode_reply(frame, "observation") == body
+    frame = frames.reply_frame(request.kind, frames.encode_http_result(sight))
+    assert frames.decode_reply(frame, "observation") == body
 
 
 @MANY
 @given(BODIES, KINDS)
 def test_any_reply_is_read_or_a_typed_error(frame: bytes, expected: str) -> None:
-    refused(replies.decode_reply, frame, expected)  # what is raised beside typed errors fails the test
+    refused(frames.decode_reply, frame, expected)  # what is raised beside typed errors fails the test
 
 
 CODES = st.sampled_from([*(value for name, value in vars(codes).items() if name.isupper()), "", "NEW"])
@@ -215,7 +215,7 @@ LOOSE = st.fixed_dictionaries(
 @given(LOOSE)
 def test_any_error_frame_is_a_typed_error(data: dict[str, Any]) -> None:
     with pytest.raises(ClientError) as raised:
-        replies.decode_reply(dumps({"type": "error", "data": data}), "observation")
+        frames.decode_reply(dumps({"type": "error", "data": data}), "observation")
     assert str(raised.value)
 
 
@@ -225,7 +225,7 @@ def test_any_error_frame_is_a_typed_error(data: dict[str, Any]) -> None:
     st.binary() | LOOSE.map(dumps) | st.fixed_dictionaries({"detail": VALUE}).map(dumps),
 )
 def test_any_http_response_is_a_typed_error_or_a_protocol_error(status: int, body: bytes) -> None:
-    frame = replies.error_frame(status, body, None)
+    frame = frames.error_frame(status, body, None)
     if frame is not None:
         with pytest.raises(ClientError):
-            replies.decode_reply(frame, "observation")
+            frames.decode_reply(frame, "observation")

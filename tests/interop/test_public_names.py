@@ -21,7 +21,7 @@ LACKING = {
     "openenv.core.harness:TrainingTrace": {"unique_calls"},
     "openenv.core.harness:TrainingTurn": {"validate_capture"},
     "openenv.core.env_server.mcp_environment:MCPEnvironment": {"reset_async", "render_web", "web_actions"},
-    # The server's own sessions: /metrics counts them.
+    # The server's own sessions: /metrics and `ropewalk top` count them.
     "openenv.core.env_server.http_server:HTTPEnvServer": {
         "active_sessions",
         "concurrency_config",
@@ -30,11 +30,6 @@ LACKING = {
         "is_concurrency_safe",
         "max_concurrent_envs",
     },
-    # `ropewalk list` describes what is installed.
-    "openenv:AutoEnv": {"get_env_info", "list_environments"},
-    "openenv.auto.auto_env:AutoEnv": {"get_env_info", "list_environments"},
-    "openenv:AutoAction": {"get_action_info", "list_actions"},
-    "openenv.auto.auto_action:AutoAction": {"get_action_info", "list_actions"},
     "openenv.core.env_server.web_interface:WebInterfaceManager": {
         "MAX_ACTION_LOGS",
         "connect_websocket",
@@ -44,6 +39,10 @@ LACKING = {
 """Members that ours do not have."""
 
 OTHERWISE = {
+    (
+        "openenv.core.containers.runtime.daytona_provider:DaytonaProvider",
+        "__init__",
+    ),  # image and env_vars: at the start
     ("openenv.core.env_server.interfaces:Environment", "step"),  # timeout_s is the server's
     ("openenv.core.harness:HarnessRolloutResult", "__init__"),  # events: no trainer reads them
     ("openenv.core.env_server.web_interface:WebInterfaceManager", "__init__"),  # made by the server only

@@ -33,7 +33,7 @@ from openenv_core.compat.types import (
 )
 from openenv_core.llm_client import LLMClient
 from openenv_core.protocol import errors as codes
-from openenv_core.protocol.replies import encode_observation
+from openenv_core.protocol.frames import encode_observation
 from servers.released import NAMES as SERVER_NAMES
 from servers.released import HTTPEnvServer
 
@@ -329,18 +329,3 @@ def test_released_provider_is_a_context_manager() -> None:
     with LocalDockerProvider() as local:
         assert isinstance(local, ContainerProvider)
     assert isinstance(provider, ContainerProvider)
-
-
-def test_aliased_module_is_the_same_module() -> None:
-    compat.install()
-    try:
-        from openenv.core import llm_client as released  # type: ignore[import-not-found]
-
-        from openenv_core import llm_client
-
-        assert released is llm_client
-        assert sys.modules["openenv.core.llm_client"] is llm_client
-    finally:
-        compat.uninstall()
-    assert "openenv.core.llm_client" not in sys.modules
-    assert sys.modules["openenv_core.llm_client"] is llm_client

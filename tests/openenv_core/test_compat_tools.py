@@ -37,7 +37,7 @@ from openenv_core.compat.types import (
     WSMCPMessage,
     WSMCPResponse,
 )
-from openenv_core.protocol.replies import encode_observation
+from openenv_core.protocol.frames import encode_observation
 from openenv_core.tools import (
     SILENT,
     CallToolAction,

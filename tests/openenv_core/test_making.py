@@ -1,5 +1,7 @@
 """`make`, and the released factories that do the same."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +59,40 @@ async def test_released_factory_gives_an_async_client_where_a_loop_runs() -> Non
         async with env:
             assert not (await env.reset(seed=1)).done
             assert (await env.step(AutoAction.from_env("blackjack")(action="stand"))).done
+
+
+def test_released_factories_describe_environments(capsys: pytest.CaptureFixture[str]) -> None:
+    info = AutoEnv.get_env_info("blackjack-env")
+    assert info["env_key"] == "blackjack"
+    assert info["name"] == "blackjack_env"
+    assert info["package"] == "ropewalk"
+    assert info["description"].startswith("One hand of BlackJack")
+    assert (info["env_class"], info["action_class"]) == ("BlackjackEnv", "BlackjackAction")
+    assert (info["observation_class"], info["module"]) == (
+        "BlackjackObservation",
+        "envs.blackjack_env.client",
+    )
+    assert (info["default_image"], info["spec_version"]) == ("blackjack-env:latest", 1)
+    action = AutoAction.get_action_info("blackjack")
+    assert (action["env_name"], action["action_class"]) == ("blackjack_env", "BlackjackAction")
+    for ask in (AutoEnv.get_env_info, AutoAction.get_action_info):
+        with pytest.raises(ValueError, match="no-such-game"):
+            ask("no-such-game")
+    AutoEnv.list_environments()
+    assert re.search(r"^  blackjack +One hand of BlackJack .*ropewalk", capsys.readouterr().out, re.M)
+
+
+def test_broken_environment_is_listed_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_env" / "server").mkdir(parents=True)
+    (tmp_path / "broken_env" / "__init__.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    AutoAction.list_actions()
+    printed = capsys.readouterr().out
+    assert re.search("^  broken +cannot be imported: .*no_such_package", printed, re.M)
+    assert re.search(r"^  blackjack +BlackjackAction", printed, re.M)
+    assert re.search(r"^  shop +CallToolAction", printed, re.M)
 
 
 def test_a_fleet_has_an_engine_and_a_target() -> None:

@@ -21,7 +21,7 @@ from openenv_core import (
 )
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, SCORES, UNSCORED
 from openenv_core.protocol.batch import ends_of
-from openenv_core.protocol.replies import encode_http_result, encode_observation
+from openenv_core.protocol.frames import encode_http_result, encode_observation
 from openenv_core.sandbox import Execution, Status
 from openenv_core.types import ResetResult
 

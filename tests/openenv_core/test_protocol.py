@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openenv_core import Action, ConcurrencyConfig, Observation, OpenEnvError, State, errors
+from openenv_core.protocol.frames import Close, ReadState, RequestDecoder, Reset, encode_request
 from openenv_core.protocol.jsonio import dumps, reader
-from openenv_core.protocol.requests import Close, ReadState, RequestDecoder, Reset, encode_request
 from openenv_core.tools import (
     RESERVED_TOOL_NAMES,
     CallToolAction,

@@ -63,6 +63,37 @@ def test_person_plays_in_a_terminal() -> None:
         assert "Traceback" not in terminal.shown
 
 
+@pytest.mark.slow
+def test_two_people_play_at_a_table() -> None:
+    with serve(app="kuhn") as server:
+        words = ("play", f"http://{server.address}", "--table", "ours")
+        with in_terminal(*words, "--seed", "3") as first, in_terminal(*words, "--seat", "second") as second:
+            for terminal in (first, second):
+                terminal.until("waiting for the other players ...")
+            first.until("You are the first player and hold J. Moves so far: none. Pass or bet?")
+            first.until("\naction (pass|bet): ")
+            assert "You are" not in second.shown
+            first.type("bet")
+            first.until("waiting for the other players ...")
+            second.until("You are the second player and hold K. Moves so far: bet. Pass or bet?")
+            second.until("\naction (pass|bet): ")
+            second.type("bet")
+            second.until("You win 2.")
+            first.until("The other player holds K. You lose 2.")
+            for terminal in (first, second):
+                terminal.until("q to leave: ")
+                terminal.type("q")
+                assert terminal.ended() == 0
+
+
+def test_a_person_takes_a_seat_against_the_server() -> None:
+    done = play("kuhn", "--seat", "second", "--seed", "3", "--action", '{"action": "bet"}', "--json")
+    assert done.returncode == 0, done.stderr
+    first, *_ = events(done)
+    assert first["options"] == {"seed": 3, "seat": "second"}
+    assert first["observation"]["seat"] == "second"
+
+
 def test_episode_without_a_score_has_no_return() -> None:
     sink = io.StringIO()
     with (

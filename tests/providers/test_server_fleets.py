@@ -79,6 +79,27 @@ def test_sessions_go_to_the_emptier_server(monkeypatch: pytest.MonkeyPatch) -> N
             assert env.base_url == first
 
 
+def test_a_stop_ends_a_start_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, errors = ProcessFleet("blackjack", 2), []
+    monkeypatch.setattr(fleet, "_resize", lambda servers: begun.set() if servers else None)
+    begun = threading.Event()
+
+    def start() -> None:
+        with pytest.raises(ProviderError, match="stopped meanwhile") as raised:
+            fleet.start()
+        errors.append(raised.value)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    assert begun.wait(60)
+    fleet.stop()  # as a client does after Ctrl-C
+    starting.join(60)
+    assert len(errors) == 1
+    monkeypatch.undo()
+    with fleet:
+        assert len(fleet.urls()) == 2
+
+
 def test_scaling_in_ends_no_session(tally: ProcessFleet) -> None:
     with connect(tally, 1) as env:
         with pytest.raises(ProviderError, match="games-1 to have no session"):

@@ -544,7 +544,7 @@ async def test_ended_member_gets_no_requests_and_is_garbage_collected() -> None:
     async with serving(app) as address, batch_of(address, 2) as connection:
         (conversation,) = app.sockets._conversations
         sessions = [member.session for member in conversation._link.batch.members.values()]  # type: ignore[attr-defined]
-        ended, failed = (weakref.ref(session.runner.environment) for session in sessions)
+        ended, failed = (weakref.ref(session.environment) for session in sessions)
         await request(connection, op="close", members=[0])
         for member, kind in ((0, "error"), (1, "observation")):
             await connection.send(

@@ -11,7 +11,7 @@ from serving import ask, request, serving, socket_to
 
 from openenv_core import Action
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.requests import RequestDecoder, validate
+from openenv_core.protocol.frames import RequestDecoder, validate
 
 PAGE = 100_000
 KEYS = ",".join(f'"{number}":1' for number in range(50_000))

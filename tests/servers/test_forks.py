@@ -317,7 +317,7 @@ async def test_snapshot_that_finishes_after_its_request_ended_is_closed(
     env.entered, env.go, closed = kind.Event(), kind.Event(), Held.closed
     table = app_of(env, step_timeout_s=deadline_s).sessions
     session = await table.open("") if standing else (await table.admit(table.queue.enter("", 1)))[0]
-    asking = asyncio.create_task(session.take_snapshot(episode_ended=False))
+    asking = asyncio.create_task(snapshots.SessionState.take(session, episode_ended=False))
     await eventually(env.entered.is_set)
     if deadline_s is None:
         asking.cancel()

@@ -245,6 +245,39 @@ def test_visitors_have_separate_sessions_and_wait_in_the_queue(
         three.wait_for("document.body.dataset.mode === 'playing'")
 
 
+def test_two_people_in_two_browsers_play_at_a_table(browser: Browser) -> None:
+    notice = "document.querySelector('#notice h2')?.innerText"
+    with (
+        serve("--web", app="kuhn") as server,
+        chromium() as other,
+        visit(browser, server.address) as first,
+        visit(other, server.address) as second,
+    ):
+        for tab, seat in ((first, "first"), (second, "second")):
+            tab.wait_for("document.body.dataset.ready")
+            fill(tab, "#reset .field:has(label[for]) input[type=text]", "ours")
+            tab.evaluate(f"document.querySelector('#reset select').value = '\"{seat}\"'")
+            tab.evaluate("document.querySelector('#reset form').requestSubmit()")
+            if tab is first:
+                first.wait_for(f"{notice} === 'It is not your turn'")
+        for tab, waiting in ((first, second), (second, first)):
+            waiting.wait_for(f"{notice} === 'It is not your turn'")
+            tab.wait_for(f"{notice} === 'It is your turn'")
+            assert tab.evaluate("document.title").startswith("● your turn")
+            assert not waiting.evaluate("document.title").startswith("●")
+            assert waiting.evaluate(
+                "(({ inert, hidden }) => inert || hidden)(document.querySelector('#actions'))"
+            )
+            tab.press("Escape", "2")  # bet
+        for tab in (first, second):
+            steps(tab, 1)
+        shown = [text(tab, ".lead") for tab in (first, second)]
+        assert [part in shown[0] for part in ("You are the first", "The other player holds")] == [True, True]
+        totals = [text(tab, "#total") for tab in (first, second)]
+        assert [total[1:] for total in totals] == ["2", "2"]
+        assert totals[0] != totals[1]
+
+
 def test_token_is_asked_for_and_not_stored(browser: Browser) -> None:
     token = "a-token-of-a-visitor"
     options = ("--web", "--token", token)

@@ -229,6 +229,44 @@ async def test_where_one_session_holds_all_seats_a_failing_step_can_be_tried_aga
         assert (await client.step({"number": 9})).metadata["seat"] == "c"
 
 
+class Watched(Rounds):
+    """Once the first seat has said 1, the policies of the others play on without end; 2 ends the first seat alone."""
+
+    seats = ("a", "b")
+    POLICIES = {"guess": lambda *_: Guess(number=3)}  # noqa: RUF012
+    moves = 0
+
+    @property
+    def turn(self) -> tuple[str]:
+        return ("b",) if self.round else ("a",)
+
+    def step(self, actions: Any) -> Any:
+        Watched.moves += 1
+        seen = super().step(actions)
+        ended = "a" in actions and actions["a"].number == 2
+        return {
+            seat: each.model_copy(update={"done": ended and seat == "a", "terminated": ended and seat == "a"})
+            for seat, each in seen.items()
+        }
+
+
+async def test_policies_that_play_on_without_end_hold_up_nobody() -> None:
+    async with players(create_app(Watched, max_concurrent_envs=2), 2) as (app, clients):
+        await clients[0].reset()
+        endless = say(clients[0], 1)
+        await eventually(lambda: Watched.moves > 1000)
+        assert (await clients[1].reset(seed=1)).observation["round"] == 0
+        assert (await clients[1].step({"number": 2})).terminated
+        assert not endless.done()
+        await clients[0].disconnect()
+        await eventually(lambda: app.sessions.active == 1)
+        played = Watched.moves
+        await clients[1].reset(seed=1)
+        assert (await clients[1].step({"number": 2})).terminated  # nobody is left who would see the rest
+        assert Watched.moves == played + 1
+        await asyncio.gather(endless, return_exceptions=True)
+
+
 async def test_poker_by_its_oracle() -> None:
     async with players(kuhn, 2) as (_, clients):
         first = asyncio.create_task(clients[0].reset(table="t", seed=3))

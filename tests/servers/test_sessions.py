@@ -12,8 +12,8 @@ from serving import ask, eventually, open_session, request, rpc, serving, socket
 from benchmarks.simulated_time import simulate
 from openenv_core.pending import Pending
 from openenv_core.protocol.errors import RefusalError
-from servers.execution import AwaitedCall, Executor
-from servers.sessions import SessionTable
+from servers.execution import Executor
+from servers.sessions import AwaitedCall, SessionTable
 from servers.sessions import table as sessions_table
 
 TOKENS = ("a" * 32, "b" * 32)

@@ -201,7 +201,7 @@ async def test_thread_of_a_failed_constructor_ends() -> None:
     before = set(threading.enumerate())
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            await executor.construct(Alone)
+            await executor.construct(Alone, lambda *_: None)
     await eventually(lambda: set(threading.enumerate()) <= before)
 
 

@@ -25,6 +25,7 @@ from serving import WAIT_TIMEOUT_S, ask, eventually, open_session, request, rpc,
 from servers import execution
 from servers.app import EnvironmentApp
 from servers.execution import Executor
+from servers.sessions import SessionTable
 
 STEP = step()
 
@@ -186,11 +187,11 @@ async def test_endless_close_keeps_no_slot() -> None:
 async def test_close_waits_for_a_free_thread() -> None:
     env = SlowBlocking.fresh()
     executor = Executor(1)
-    runner = await executor.construct(env)
+    session = await SessionTable(env, 1, executor).open("")
     ended: list[object] = []
     for _ in range(executor.pool.size):
         executor.pool.submit(env.release.wait, ended.append)
-    await runner.close()  # as long as whoever ends a session waits for it
+    await session.close_environment()  # as long as whoever ends a session waits for it
     assert env.closed == 0
     env.release.set()
     await eventually(lambda: env.closed == 1)
@@ -210,9 +211,9 @@ class NeverReturns(SlowBlocking):
 async def test_hanging_close_is_abandoned() -> None:
     env = NeverReturns.fresh()
     executor = Executor(1)
-    runner = await executor.construct(env)
+    session = await SessionTable(env, 1, executor).open("")
     try:
-        runner.discard()
+        session.discard()
         await eventually(lambda: executor.abandoned == 1)
     finally:
         env.release.set()

@@ -38,7 +38,7 @@ from websockets.asyncio.client import connect
 from openenv_core import Action
 from openenv_core.protocol.batch import SUBPROTOCOL, decode_frame
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.requests import RequestDecoder
+from openenv_core.protocol.frames import RequestDecoder
 from openenv_core.tools import ToolResult
 from servers import create_app
 from servers.routes import websocket

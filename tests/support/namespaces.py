@@ -7,11 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pytest
+from missing import missing
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and the ip command"
-)
 CONTROLLER_ADDRESS = "10.77.0.1"
 
 
@@ -43,6 +40,8 @@ def _ip(*arguments: str) -> None:
 @contextlib.contextmanager
 def namespaces(count: int) -> Iterator[tuple[str, list[NamespaceHost]]]:
     """The controller's namespace, and hosts that reach it and, through it, each other."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        missing("network namespaces need root and the ip command")
     mark = f"{os.getpid() % 100000:x}"
     controller = f"rwc{mark}"
     hosts = [

@@ -1,6 +1,5 @@
 """The ASGI app of the environment that GYMNASIUM_ENV names; `gymnasium_app` returns one for any environment."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 from openenv_core.errors import ConfigurationError
 from servers import create_app
 from servers.app import EnvironmentApp
+from servers.settings import json_object
 
 from ..models import GymnasiumState, models_for
 from .environment import GymnasiumEnvironment, QuickGymnasiumEnvironment, Wrapper, is_quick
@@ -59,12 +59,7 @@ def gymnasium_app(
 
 
 def _app_from_environ(environ: Mapping[str, str]) -> EnvironmentApp:
-    try:
-        options = json.loads(environ.get("GYMNASIUM_OPTIONS", "{}"))
-        if not isinstance(options, dict):
-            raise ValueError("it is no object")
-    except ValueError as error:
-        raise ConfigurationError(f"GYMNASIUM_OPTIONS is to be a JSON object of arguments: {error}") from error
+    options = json_object("GYMNASIUM_OPTIONS", environ.get("GYMNASIUM_OPTIONS", "{}"))
     wrappers = [_load(path) for path in environ.get("GYMNASIUM_WRAPPERS", "").split(",") if path]
     return gymnasium_app(environ.get("GYMNASIUM_ENV", "CartPole-v1"), wrappers, **options)
 

@@ -14,7 +14,7 @@ from pydantic import StrictInt
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import ConfigurationError, OpenEnvError
-from openenv_core.protocol.replies import metadata_of
+from openenv_core.protocol.frames import metadata_of
 from openenv_core.tasks import IndexedTasks, InvalidResetOptionError
 from openenv_core.tools import (
     CallToolAction,

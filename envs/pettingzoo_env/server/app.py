@@ -1,13 +1,11 @@
 """The ASGI app of the environment that PETTINGZOO_ENV names; `pettingzoo_app` returns one for any environment."""
 
-import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
-from openenv_core.errors import ConfigurationError
 from servers import create_app
 from servers.app import EnvironmentApp
+from servers.settings import json_object
 
 from ..models import models_for
 from .environment import pettingzoo_environment
@@ -28,16 +26,7 @@ def pettingzoo_app(env_id: str, **options: Any) -> EnvironmentApp:
     return create_app(game, *models_for(game.ACTION_SPACES, game.OBSERVATION_SPACES), env_name="pettingzoo")
 
 
-def _app_from_environ(environ: Mapping[str, str]) -> EnvironmentApp:
-    try:
-        options = json.loads(environ.get("PETTINGZOO_OPTIONS", "{}"))
-        if not isinstance(options, dict):
-            raise ValueError("it is no object")
-    except ValueError as error:
-        raise ConfigurationError(
-            f"PETTINGZOO_OPTIONS is to be a JSON object of arguments: {error}"
-        ) from error
-    return pettingzoo_app(environ.get("PETTINGZOO_ENV", "classic/tictactoe-v3"), **options)
-
-
-app = _app_from_environ(os.environ)
+app = pettingzoo_app(
+    os.environ.get("PETTINGZOO_ENV", "classic/tictactoe-v3"),
+    **json_object("PETTINGZOO_OPTIONS", os.environ.get("PETTINGZOO_OPTIONS", "{}")),
+)

@@ -11,20 +11,19 @@ PODS_S = 1800
 
 
 def pods() -> KubernetesJob:
-    """Return the job for `monarch.job`, with a mesh `hosts` of the pods with GPUs and `cpus` of the others.
+    """Return the job for `monarch.job`, with a mesh `hosts` of the pods of gpus.yaml.
 
-    The environment variables NAMESPACE, GPUS_PODS and CPUS_PODS, set by train.yaml, give their namespace and numbers.
+    The environment variables NAMESPACE and GPUS_PODS, set by train.yaml, give their namespace and number.
 
     Raises:
         ConfigError: A variable is missing or invalid.
     """
     job = KubernetesJob(namespace=_read_variable("NAMESPACE"), timeout=PODS_S)
-    for mesh, component in (("hosts", "gpus"), ("cpus", "cpus")):
-        job.add_mesh(
-            mesh,
-            num_replicas=_read_count(f"{component.upper()}_PODS"),
-            label_selector=f"app.kubernetes.io/name=ropewalk,app.kubernetes.io/component={component}",
-        )
+    job.add_mesh(
+        "hosts",
+        num_replicas=_read_count("GPUS_PODS"),
+        label_selector="app.kubernetes.io/name=ropewalk,app.kubernetes.io/component=gpus",
+    )
     return job
 
 

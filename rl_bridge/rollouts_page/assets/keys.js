@@ -21,7 +21,6 @@ function keyTable(page) {
     [["x"], "contexts as the template wrote them", () => page.change("raw", !page.view.raw)],
     [["/"], "search", () => byId("q").select()],
     [["Escape"], "leave the search", () => byId("list").focus()],
-    [["r"], "take new rollouts in", () => byId("fresh").hidden || page.load()],
     [["t"], "light, dark, or as the system has it", nextTheme],
     [["?"], "this help", () => byId("help").showModal()],
   ];

@@ -1,6 +1,5 @@
 // Puts the parts together: what is chosen, how it is shown, what a key does.
 
-const FRESH_MS = 5000;
 const settings = JSON.parse(byId("settings").textContent);
 
 class Page {
@@ -19,16 +18,7 @@ class Page {
 
   async load() {
     const progress = (number) => (byId("count").textContent = `reading ${whole(number)} …`);
-    const source = settings.served
-      ? servedLines(settings.served, (tag) => (this.tag = tag))
-      : embeddedLines(byId("records"));
-    try {
-      this.records = await loadRecords(source, progress);
-    } catch (error) {
-      byId("count").textContent = `the rollouts could not be read: ${error.message}`;
-      return;
-    }
-    byId("fresh").hidden = true;
+    this.records = await loadRecords(embeddedLines(byId("records")), progress);
     this.draw();
     document.body.dataset.ready = "yes";
   }
@@ -107,15 +97,8 @@ class Page {
     const siblings = this.records.siblings(this.record);
     this.choose(siblings[siblings.indexOf(this.record) + step]);
   }
-
-  async look() {
-    const answer = await fetch(settings.served, { method: "HEAD" }).catch(() => null);
-    if (answer?.ok) byId("fresh").hidden = answer.headers.get("ETag") === this.tag;
-  }
 }
 
 const page = new Page();
-byId("fresh").onclick = () => page.load();
-if (settings.served) setInterval(() => document.hidden || page.look(), FRESH_MS);
 listenToKeys(keyTable(page));
 page.load();

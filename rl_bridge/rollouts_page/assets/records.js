@@ -114,7 +114,7 @@ class Records {
 const SLICE_MS = 30;
 const breathe = () => new Promise((resolve) => setTimeout(resolve));
 
-/** The records that stand in the page itself, or those that its server has; `progress` is told how many there are. */
+/** The records that stand in the page; `progress` is told how many there are. */
 async function loadRecords(source, progress) {
   const records = new Records();
   let since = performance.now();
@@ -139,20 +139,4 @@ async function* embeddedLines(element) {
     yield line.trim();
     begin = end < 0 ? text.length : end + 1;
   }
-}
-
-async function* servedLines(url, told) {
-  const response = await fetch(url);
-  if (!response.ok) throw new Error(`the server answered ${response.status}`);
-  told(response.headers.get("ETag"));
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) break;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    yield* lines;
-  }
-  if (rest) yield rest;
 }

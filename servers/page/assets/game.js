@@ -1,6 +1,7 @@
 // What is played: a session, its episodes and their steps. It knows no element of the page.
 
 const MAX_EPISODES = 50, MAX_OBSERVATION_CHARS = 32e6;
+const OTHERS_TURN_MS = 500; // a reply that takes longer, in a game of several players, waits for the others
 
 class Game {
   /** `onChange` is called whenever there is something else to show. */
@@ -11,6 +12,8 @@ class Game {
     this.mode = "new"; // then: opening, waiting, playing, broken, ended
     this.reason = this.queue = null;
     this.busy = false;
+    this.hasSeats = ["seat", "table"].every((name) => name in (description.reset.properties ?? {}));
+    this.isOthersTurn = this.wasOthersTurn = false; // now; and up to the last reply
     this.episodes = [];
     this.tools = [];
   }
@@ -76,11 +79,15 @@ class Game {
   async #runExclusive(work) {
     if (this.busy) return;
     this.busy = true;
+    this.wasOthersTurn = false;
     this.onChange();
+    const timer = setTimeout(() => ((this.isOthersTurn = this.hasSeats), this.onChange()), OTHERS_TURN_MS);
     try {
       await work();
+      this.wasOthersTurn = this.isOthersTurn;
     } finally {
-      this.busy = false;
+      clearTimeout(timer);
+      this.busy = this.isOthersTurn = false;
       this.onChange();
     }
   }

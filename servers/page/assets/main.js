@@ -28,13 +28,12 @@ class Main {
     this.raw = false;
     this.view = null; // the episode and the step that are looked at; null: the last ones
     this.drawnTools = null;
-    document.title = `${description.title} · play`;
     byId("title").textContent = description.title;
     this.reset = new FormView({ ...formsOf(description.reset)[0], title: "reset" }, "New episode", (options) => this.begin(options), "n");
     const seed = this.reset.fields.find((one) => one.field.name === "seed");
     const others = this.reset.fields.filter((one) => one !== seed && one.field.name !== "episode_id");
     this.reset.fields.find((one) => one.field.name === "episode_id")?.element.remove();
-    const more = make("details", {}, make("summary", { textContent: "options" }), ...others.map((one) => one.element));
+    const more = make("details", { open: this.game.hasSeats }, make("summary", { textContent: "options" }), ...others.map((one) => one.element));
     this.reset.element.prepend(this.reset.element.querySelector(".buttons"), seed?.element ?? "", others.length ? more : "");
     byId("reset").append(this.reset.element);
     this.#about();
@@ -124,6 +123,8 @@ class Main {
     byId("leave").hidden = !game.session;
     byId("leave").textContent = game.mode === "waiting" ? "leave the queue" : "leave";
     byId("state-button").hidden = game.mode !== "playing";
+    const isCalled = game.wasOthersTurn && !game.isOver;
+    document.title = `${isCalled ? "● your turn · " : ""}${this.description.title} · play`;
     byId("status").textContent = { new: "", opening: "connecting …", waiting: "in the queue", playing: "playing", broken: "reconnecting …", ended: "ended" }[game.mode];
     this.#notice();
     this.#observation();
@@ -143,6 +144,8 @@ class Main {
       show("", `You are number ${queue.place} of ${queue.waiting} in the queue`, `Every session is taken. Yours begins as soon as one is given back.${estimate}`);
     } else if (mode === "broken") show("", "The connection broke", "Trying to get back to your session; nothing is lost yet.");
     else if (mode === "ended") show("wrong", "The session has ended", `${reason} A new episode opens another.`);
+    else if (this.game.isOthersTurn && mode === "playing") show("", "It is not your turn", "Waiting for the other players. The page says when it is your turn, in its title too.");
+    else if (this.game.wasOthersTurn && !this.game.isOver && !this.view) show("good", "It is your turn", "The other players have acted.");
     else if (!episode) show("", this.description.about.description, "“New episode” opens a session that is yours alone. A seed gives the same episode again, where the environment keeps to it.");
     else if (episode.done && !this.view) show(episode.total < 0 ? "bad" : episode.total > 0 ? "good" : "", `Episode ${episode.number} is over: ${signed(episode.total)}`, `${counted(episode.steps.length - 1, "step")}. Begin another with “New episode”.`);
     else box.hidden = true;

@@ -22,7 +22,7 @@ from envs.code_interpreter_env.server.observations import to_observation, to_rel
 from envs.code_interpreter_env.server.options import read_options
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.replies import encode_observation
+from openenv_core.protocol.frames import encode_observation
 from openenv_core.sandbox import CodeError, Execution, FileInfo, Isolation, Limits, Output, Truncated
 from openenv_core.tools import CallToolAction
 

@@ -11,7 +11,11 @@ from rl_bridge.agents.sandbox import AgentSandbox
 
 async def main() -> None:
     confined, folder, *command = sys.argv[1:]
-    sandbox = AgentSandbox(command[0], (), ("127.0.0.1", 9)) if confined == "True" else None
+    sandbox = (
+        AgentSandbox(command[0], (), ("127.0.0.1", 9), memory_bytes=256 << 20, processes=64)
+        if confined == "True"
+        else None
+    )
     await run_program(AgentProgram(command=command), Path(folder), sandbox)
 
 

@@ -1,17 +1,21 @@
 """Agents' programs in the sandbox: they reach the gateway and their folder, and nothing else."""
 
+import glob
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_fixtures import agent_playing
+from missing import missing
 from sandbox_levels import sandbox_at
 from test_agent_episodes import only, parts
-from worker_fixtures import absences
+from worker_fixtures import absences, trajectories
 
 from openenv_core.sandbox import Isolation
+from openenv_core.sandbox.kernel import cgroups
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import Ending
 
@@ -101,6 +105,73 @@ async def test_a_confined_program_that_is_killed_is_lost(
         result = await play([7])
     assert len(absences(result)) == 1
     assert "SIGKILL" in str(result.last_failure)
+
+
+GREEDY = """
+import os, subprocess, sys, time, urllib.request
+url, key = sys.argv[1:]
+def ask(content):
+    body = '{"messages": [{"role": "user", "content": "%s"}]}' % content
+    urllib.request.urlopen(urllib.request.Request(url + "/v1/chat/completions", body.encode(), {
+        "authorization": "Bearer " + key, "content-type": "application/json"})).read()
+ask("a")
+took = subprocess.run([sys.executable, "-c", "x = bytearray(1 << 30); input()"], stdin=subprocess.PIPE)
+print("the hoarder ended with", took.returncode, flush=True)
+try:
+    sleepers = [subprocess.Popen(["sleep", "3600"]) for _ in range(200)]
+except OSError as error:
+    print("no more processes:", error.strerror, flush=True)
+else:
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+async def test_memory_and_processes_of_a_confined_program_are_limited(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool
+) -> None:
+    """By a control group, of which the largest process is killed; without one by a watcher."""
+    if not grouped:
+        monkeypatch.setattr(cgroups, "find", lambda: None)
+    elif cgroups.find() is None:
+        missing("needs control groups that this user may make")
+    agent = {
+        "command": (sys.executable, "-c", GREEDY, "{url}", "{key}"),
+        "sandbox": True,
+        "memory_mb": 256,
+        "processes": 64,
+    }
+    options = {**parts(monkeypatch, lambda prompt: "I see."), "max_attempts": 1}
+    async with agent_playing(desk, tmp_path, agent, str, **options) as play:
+        result = await play([7])
+    output = (tmp_path / "agents/worker/0.log").read_text()
+    assert "the hoarder ended with -9" in output
+    if grouped:
+        assert "no more processes: Resource temporarily unavailable" in output
+        (episode,) = trajectories(result)
+        assert episode.ending is Ending.COMPLETED
+        assert not glob.glob(f"/sys/fs/cgroup/**/ropewalk-{os.getpid()}-*-agent", recursive=True)
+    elif "no more processes" not in output:  # which RLIMIT_NPROC says to users other than root
+        assert "killed in the sandbox" in output
+        assert len(absences(result)) == 1
+
+
+async def test_programs_are_confined_where_the_machine_permits_it(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rl_bridge.agents import sandbox
+
+    agent = {"command": ("sh", "-c", "pwd; exit 1")}
+    options = {**parts(monkeypatch), "max_attempts": 1}
+    async with agent_playing(desk, tmp_path, agent, str, **options) as play:
+        await play([7])
+    assert (tmp_path / "agents/worker/0.log").read_text() == "/workspace\n"
+    monkeypatch.setattr(sandbox, "find_readable", lambda more: (("/",), ()))  # no root can be built of that
+    async with agent_playing(desk, tmp_path, agent, str, **options) as play:
+        await play([7])
+    assert "/ropewalk-agent-" in (tmp_path / "agents/worker/0.log").read_text()
+    assert "programs cannot be confined here" in caplog.text
+    assert "is the root itself" in caplog.text
 
 
 def test_only_what_a_program_is_installed_with_is_shown(tmp_path: Path) -> None:

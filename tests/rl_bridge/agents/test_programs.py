@@ -108,27 +108,69 @@ async def play_and_check(
     assert len(rows) == episodes
 
 
+DELEGATED = "I delegate."
+
+
 class DelegatingEngine(SolvingEngine):
-    """Has another agent solve the question."""
+    """Has another agent solve the question, and waits for it if that is a call of its own."""
 
     async def _say(self, prompt: str) -> str:
+        offered = find_tools(prompt)
+        if DELEGATED in prompt:
+            return self._wait(prompt, offered)
         if len(self.asked) > 1:
             return await super()._say(prompt)
-        assert "Agent" in find_tools(prompt)
-        order = {"description": "count", "prompt": find_question(prompt), "subagent_type": "general-purpose"}
-        return f"I delegate.\n{calling('Agent', **order)}"
+        (tool,) = [name for name in offered if name in ("Agent", "task") or name.endswith("spawn_agent")]
+        order = {"description": "count", "prompt": find_question(prompt)}
+        order |= {"subagent_type": "general-purpose" if tool == "Agent" else "general"}
+        if tool.endswith("spawn_agent"):
+            order = {"message": find_question(prompt)}
+        return f"{DELEGATED}\n{calling(tool, **order)}"
+
+    def _wait(self, prompt: str, offered: Sequence[str]) -> str:
+        waiting = [name for name in offered if name.endswith("wait_agent")]
+        started = re.search(r'"agent_id": ?"([^"]+)"', prompt)
+        if not waiting or started is None or prompt.count("<tool_response>") > 1:
+            return "That was the answer."
+        return f"I wait.\n{calling(waiting[0], targets=[started[1]], timeout_ms=600_000)}"
 
 
-async def test_subagent_is_a_root_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+DELEGATING: dict[str, dict[str, Any]] = {
+    "claude-code": {
+        "command": [
+            "Task" if flag == "" else flag for flag in PRESETS["claude-code"].command if flag != "--bare"
+        ]
+    },
+    "codex": {
+        "files": {
+            "codex/config.toml": PRESETS["codex"]
+            .files["codex/config.toml"]
+            .replace("[agents]\nenabled = false", "[agents]\nenabled = true")
+            .replace("[features]", "[features]\nmulti_agent = true")
+        }
+    },
+    "opencode": {
+        "files": {
+            "opencode.json": PRESETS["opencode"]
+            .files["opencode.json"]
+            .replace('"env*": true', '"env*": true, "task": true')
+        }
+    },
+}
+"""What is changed of each preset so that it has subagents."""
+
+
+@pytest.mark.parametrize("preset", DELEGATING)
+async def test_subagent_is_a_root_of_its_own(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from examples.grpo_tools.world import app
 
-    preset = PRESETS["claude-code"]
-    flags = [flag for flag in preset.command[1:] if flag != "--bare"]
-    flags[flags.index("--tools") + 1] = "Task"
+    known = PRESETS[preset]
+    changed = {"command": known.command, "env": known.env, "files": known.files} | DELEGATING[preset]
     agent = {
-        "command": [find_program("claude-code"), *flags],
-        "env": preset.env,
-        "files": preset.files,
+        **changed,
+        "command": [find_program(preset), *changed["command"][1:]],
         "timeout_s": TIMEOUT_S,
     }
     options = policy_of(monkeypatch, DelegatingEngine)
@@ -140,10 +182,17 @@ async def test_subagent_is_a_root_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert (episode.ending, episode.reward, episode.tool_calls) == (Ending.COMPLETED, 1.0, 4)
     rows = training_rows(episode, advantage=1.0, index=0)
     sampled = options["engine"].sampled
-    assert [sum(row.loss_mask) for row in rows] == [
-        len(sampled[0].tokens),
-        sum(len(one.tokens) for one in sampled[1:]),
-    ]
+    # The environment ends the episode with the subagent's last call, before the main chat goes on from it.
+    main, solver = (
+        sum(len(one.tokens) for one in sampled if (spoken(options, one) in (DELEGATED, "I wait.")) is own)
+        for own in (True, False)
+    )
+    assert [sum(row.loss_mask) for row in rows] == [main, solver]
+
+
+def spoken(options: dict[str, Any], completion: Completion) -> str:
+    """Return an answer's first line."""
+    return str(options["engine"].tokenizer.decode(completion.tokens, skip_special_tokens=True)).split("\n")[0]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -161,6 +210,7 @@ async def test_no_other_address_is_contacted(
         "env": known.env,
         "files": known.files,
         "timeout_s": TIMEOUT_S,
+        "sandbox": False,  # what it attempts is to be seen
     }
     options = policy_of(monkeypatch, SolvingEngine)
     async with (

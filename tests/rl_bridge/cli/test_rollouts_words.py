@@ -1,15 +1,10 @@
-"""`ropewalk rollouts`: choosing the run, writing a file, serving, and errors."""
+"""`ropewalk rollouts`: choosing the run, writing the page, and errors."""
 
 import argparse
 import os
-import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from module_run import finished
 
@@ -39,6 +34,8 @@ def test_one_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "<title>seven" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "seven", "seven.html"]
     assert "link.html: 0.1 MB" in capsys.readouterr().out
+    assert rollouts("seven") == 0
+    assert (tmp_path / "seven" / "rollouts.html").read_text() == text
 
 
 def test_an_evaluation_is_read_without_the_packages_of_training(tmp_path: Path) -> None:
@@ -59,7 +56,6 @@ def test_an_evaluation_is_read_without_the_packages_of_training(tmp_path: Path) 
         ((), 1, "found none; name its folder, or start one by ropewalk train"),
         (("nowhere",), 1, "expected the folder of a run, there is no 'nowhere'"),
         (("empty",), 1, "records.groups=0"),
-        (("seven", "--port", "70000"), 2, "expected --port from 0 to 65535, got 70000"),
         (("seven", "--out", "taken/out.html"), 2, "cannot write 'taken/out.html': Not a directory"),
         (("seven", "--out", 300 * "x"), 2, "xxx': File name too long"),
         (("seven", "--out", "pipe"), 2, "expected --out with the name of a file, got 'pipe'"),
@@ -78,26 +74,3 @@ def test_impossible_requests_are_errors(
     assert error.startswith("ropewalk rollouts: ")
     assert message in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "pipe", "seven", "taken"]
-
-
-def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:
-    keep(tmp_path / "seven", conversation())
-    with subprocess.Popen(
-        [sys.executable, "-m", "openenv_core.cli", "rollouts", "seven"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.match(r"(http://127\.0\.0\.1:\d+/[\w-]{20,}/) has the rollouts of seven", line)
-            assert found is not None, line
-            assert httpx.get(found[1], trust_env=False, timeout=60).status_code == 200
-            # A port that is taken is said to be.
-            assert rollouts("seven", "--port", str(urlsplit(found[1]).port)) == 2
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()

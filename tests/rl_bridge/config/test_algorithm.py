@@ -74,8 +74,8 @@ def test_adapters_are_made_by_nothing_but_their_section(tmp_path: Path) -> None:
     assert lora.model.lora == LoraConfig()
     assert (lora.has_reference, lora.pushed_adapter) == (False, LoraConfig())
     assert load_config(file, ["model.lora.push=merged", "model.lora.rank=4"]).pushed_adapter is None
-    with pytest.raises(ConfigError, match=r'weight_update "drain" with model\.lora\.push=adapter'):
-        load_config(file, ["model.lora.rank=4", "rollout.weight_update=continue"])
+    with pytest.raises(ConfigError, match=r'"continue" with model\.lora\.push=adapter, got "keep_cache"'):
+        load_config(file, ["model.lora.rank=4", "rollout.weight_update=keep_cache"])
     with pytest.raises(ConfigError, match=r"(?s)model\.lora\.targets.*did you mean 'model\.lora\.rank'"):
         load_config(file, ["model.lora.rang=4", "model.lora.targets=[lm_head]"])
     idle = load_config(file, ["model.lora={}", "monarch.roles.reference.replicas=2"])

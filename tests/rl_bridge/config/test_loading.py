@@ -124,7 +124,6 @@ def test_every_fault_is_listed(file: Path) -> None:
         ),
         (["trainer.parallel.cp=2"], "a row stays on one rank"),
         (["trainer.parallel.pp=2"], "there are no pipelines"),
-        (["trainer.parallel.tp=2", "trainer.tensor_parallel=4"], "as trainer.parallel.tp says, 2, got 4"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
             "reward.weights with one a function, 2, got 1",
@@ -133,6 +132,15 @@ def test_every_fault_is_listed(file: Path) -> None:
 )
 def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[str], message: str) -> None:
     assert message in refusal(file, *overrides)
+
+
+def test_tensor_parallel_is_short_for_a_key_of_parallel(file: Path) -> None:
+    words = ["trainer.num_gpus=4", "trainer.parallel={tp: 4, hsdp: 1}"]
+    assert load_config(file, [*words, "trainer.tensor_parallel=2"]).trainer.parallel.tp == 2
+    data = {**yaml.safe_load(file.read_text()), "trainer": {"num_gpus": 2, "tensor_parallel": 2}}
+    file.write_text(yaml.safe_dump(data))
+    assert load_config(file).trainer.parallel.tp == 2
+    assert load_config(file, ["trainer.parallel.tp=1"]).trainer.parallel.tp == 1
 
 
 def test_roles_that_grow_start_with_the_least(file: Path) -> None:
@@ -303,5 +311,22 @@ def test_seats_of_self_play_and_siblings_of_each(file: Path) -> None:
     assert load_config(file, ["env.seats=[a,b]"]).environment.seats == ("a", "b")
     assert "the names of two seats or more" in refusal(file, "env.seats=[a]")
     assert "the names of two seats or more" in refusal(file, "env.seats=[a,a]")
-    assert "a multiple of the number of env.seats, 3" in refusal(file, "env.seats=[a,b,c]")
-    assert "at least twice it, got 2" in refusal(file, "env.seats=[a,b]", "rollout.group_size=2")
+    assert "a multiple of the number of trained env.seats, 3" in refusal(file, "env.seats=[a,b,c]")
+    few = refusal(file, "env.seats=[a,b]", "rollout.group_size=2")
+    assert "at least two siblings of each seat, got 2" in few
+    lone = ("env.seats={a: policy, b: frozen}", "rollout.group_size=2")
+    assert load_config(file, lone).environment.players == {"a": "policy", "b": "frozen"}
+    assert "2 with exchange_seats" in refusal(file, *lone, "env.exchange_seats=true")
+
+
+def test_opponents_of_self_play(file: Path) -> None:
+    frozen = "env.seats={a: policy, b: frozen}"
+    assert load_config(file, [frozen]).opponent_source == "frozen"
+    assert load_config(file, ["env.seats={a: policy, b: runs/x/policy}"]).opponent_source == "runs/x/policy"
+    served = load_config(file, ["env.seats={a: policy, b: 'server:random', c: 'x:f'}"])
+    assert (served.opponent_source, served.has_opponent) == (None, False)
+    assert load_config(file, ["env.seats=[a,b]", "self_play.pool_interval=5"]).has_opponent
+    assert not load_config(file, ["self_play.pool_interval=5"]).has_opponent
+    assert "expected policy at one of env.seats" in refusal(file, "env.seats={a: frozen, b: frozen}")
+    assert "['a'], got ['b']" in refusal(file, frozen, "env.trained_seats=[b]")
+    assert "one opponent with weights" in refusal(file, "env.seats={a: policy, b: frozen, c: runs/x}")

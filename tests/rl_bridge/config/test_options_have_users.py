@@ -27,14 +27,15 @@ KEYS = sorted(
     [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
     + [name for name in Config.model_fields if name not in SECTIONS]
 )
-# What they decide is settled when the configuration is made: a preset's keys, the rows of the role table, a task. One
-# is read by way of a property: `Config.shares_prefixes`.
+# What they decide is settled when the configuration is made: a preset's keys, the rows of the role table, a task.
+# Some are read by way of a property: `Config.shares_prefixes`, `EnvConfig.seatings`.
 SETTLED_AT_ONCE = {
     "algorithm.name",
+    "env.exchange_seats",
     "env.task",
+    "env.trained_seats",
     "trainer.num_gpus",
     "trainer.share_prefixes",
-    "trainer.tensor_parallel",
 }
 
 

@@ -64,13 +64,7 @@ async def test_generators_sample_from_what_the_trainer_has_trained(
         return await asyncio.wrap_future(replica.engine.generate(batch_prompts, sampling))
 
     async def played() -> tuple[TrainBatch, float]:
-        answers = await complete(SAMPLING)
-        samples = []
-        for number, (prompt, answer) in enumerate(zip(batch_prompts, answers, strict=True)):
-            turns = [Turn(prompt=prompt, completion=answer)]
-            trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
-            samples += training_rows(trajectory, advantage=1.0 if number % 2 else -1.0, index=number)
-        batch = TrainBatch.from_samples(samples)
+        batch = rows_of(batch_prompts, await complete(SAMPLING))
         assert set(batch.versions) == {replica.engine.version}
         off = float(np.abs(trainer.logprobs(batch) - batch.old_logprobs).max())
         return batch, off
@@ -111,3 +105,88 @@ async def loaded_adapters(replica: Any, engine: str) -> set[int]:
         return set(replica.engine._llm._engine.list_loras())
     listed = replica.engine._submit(replica.engine._llm.list_loras())
     return set(listed.result(WAIT_S))
+
+
+ENDLESS = SamplingSettings(temperature=SAMPLING.temperature, max_new_tokens=480)
+STALENESS = 2
+
+
+async def test_answers_finish_with_the_adapters_that_they_began_with(
+    long_policy: Path, tmp_path: Path, store: WeightStore
+) -> None:
+    """Each version's answers are still being sampled when the next versions come, up to as many as are held."""
+    from rl_bridge.generator.replica import PolicyReplica
+    from rl_bridge.trainer.trainer import Trainer
+
+    lora = LoraConfig.model_validate({"rank": 3, "alpha": 12.0})
+    trainers = [
+        Trainer(
+            settings(
+                long_policy,
+                folder=tmp_path / str(version),
+                lora=lora,
+                temperature=ENDLESS.temperature,
+                learning_rate=0.05,
+                max_length=512,
+            )
+        )
+        for version in range(STALENESS + 3)
+    ]
+    config = Config.model_validate(
+        {
+            "rollout": {
+                "max_length": 512,
+                "max_num_seqs": 64,
+                "kv_cache_mb": 64,
+                "max_staleness": STALENESS,
+            },
+            "generator": {"engine": "vllm"},
+            "model": {"lora": lora},
+        }
+    )
+    assert config.rollout.weight_update == "continue"
+    replica = PolicyReplica(config, long_policy, store)
+    await replica.setup()
+    first = prompts(4)
+    calls: list[asyncio.Future[list[Completion]]] = []
+    lessons = rows_of(first, await asyncio.wrap_future(replica.engine.generate(first, SAMPLING)))
+    try:
+        for version, trainer in enumerate(trainers):
+            for _ in range(version):
+                trainer.step(lessons)
+            if version:
+                with trainer.weights(version) as state:
+                    await store.put(version, state, dtype=torch.float32)
+            if version > STALENESS + 1:
+                break
+            if version:
+                await replica.update_weights(version)
+            calls.append(asyncio.wrap_future(replica.engine.generate(prompts(4 + version), ENDLESS)))
+            await asyncio.sleep(0.02)
+        # Of the base model and of as many adapters as are held, answers are in progress; one more adapter waits.
+        assert not any(call.done() for call in calls)
+        assert await loaded_adapters(replica, "vllm") == {1, 2, 3}
+        await replica.update_weights(STALENESS + 2)
+        assert calls[1].done()
+        calls.append(asyncio.wrap_future(replica.engine.generate(prompts(9), ENDLESS)))
+        for version, (call, trainer) in enumerate(zip(calls, trainers, strict=True)):
+            answers = await call
+            asked = prompts(9 if version > STALENESS + 1 else 4 + version)
+            batch = rows_of(asked, answers)
+            assert set(batch.versions) == {version}
+            assert np.abs(trainer.logprobs(batch) - batch.old_logprobs).max() <= BAR
+            other = trainers[version - 1].logprobs(batch)
+            assert np.abs(other - batch.old_logprobs).max() > 100 * BAR
+    finally:
+        await replica.close()
+        await store.close()
+
+
+def rows_of(asked: list[list[int]], answers: list[Completion]) -> TrainBatch:
+    """The rows that answers are trained as."""
+    samples = []
+    for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+        turns = [Turn(prompt=prompt, completion=answer)]
+        trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
+        samples += training_rows(trajectory, advantage=1.0 if number % 2 else -1.0, index=number)
+    return TrainBatch.from_samples(samples)

@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from generator_fixtures import engine_config
+from safetensors.torch import save_file
 from torch import Tensor
 
-from rl_bridge.errors import GeneratorError, WeightsError
+from rl_bridge.errors import GeneratorError, ModelError, WeightsError
 from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.replica import PolicyReplica
 from rl_bridge.services.options import RUN_VARIABLE, GpuLock
@@ -165,3 +167,20 @@ async def test_setup_imports_before_it_waits_for_the_turn(monkeypatch: pytest.Mo
     assert done == ["import", "start", "sleep"]
     await trainer.acquire(0.0)  # it is left to others
     trainer.release()
+
+
+async def test_another_checkpoint_of_the_same_model_is_loaded_from_its_folder(tmp_path: Path) -> None:
+    stage = Stage()
+    for name, value in (("fits", 3.0), ("differs", 7.0)):
+        (tmp_path / name).mkdir()
+        save_file({"weight": torch.full((2,), value)}, tmp_path / name / "model.safetensors")
+    load = asyncio.ensure_future(stage.replica.load_checkpoint(str(tmp_path / "fits"), 1))
+    await stage.until(lambda: stage.engine.loads)
+    stage.engine.finish()
+    assert (await load).version == 1
+    assert stage.engine.loads[0][1]["weight"].tolist() == [3.0, 3.0]
+    with pytest.raises(WeightsError, match="a weight is missing"):
+        await stage.replica.load_checkpoint(str(tmp_path / "differs"), 2)
+    with pytest.raises(ModelError, match="found none"):
+        await stage.replica.load_checkpoint(str(tmp_path), 2)
+    assert len(stage.engine.loads) == 1

@@ -27,6 +27,7 @@ from benchmarks.simulated_time import simulated
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.buffer.replay import STALE, STRAGGLER
 from rl_bridge.buffer.stored import TokenStore, token_key
+from rl_bridge.config.self_play import TRAINED
 from rl_bridge.errors import ReplicaLostError
 from rl_bridge.rollout.assignment import (
     TRAINING_SEEDS,
@@ -181,6 +182,9 @@ async def test_late_results_are_not_counted() -> None:
     assert (bridge.dispatcher.counts.played, bridge.dispatcher.counts.retried) == (SIBLINGS, 1)
 
 
+SELF_PLAY = {"white": TRAINED, "black": TRAINED}
+
+
 @simulated
 async def test_self_play_is_for_training_alone_and_a_table_is_assigned_as_a_whole() -> None:
     bridge = Bridge(play_at_once, slots=1, iterations=1, groups=1, seats=("white", "black"))
@@ -188,11 +192,11 @@ async def test_self_play_is_for_training_alone_and_a_table_is_assigned_as_a_whol
         await bridge.sample()
         (training,) = bridge.workers.assignments
         await dispatcher.play_held_out(range(100, 103), lambda *_: None)
-    assert (training.seats, training.tables) == (("white", "black"), [[0, 1], [2, 3]])
+    assert (training.seatings, training.tables) == ((SELF_PLAY,), [[0, 1], [2, 3]])
     rest = replace(training, seeds=training.seeds[2:], siblings=training.siblings[2:])
     assert rest.tables == [[0, 1]]  # of what is left of a group
     held_out = bridge.workers.assignments[-1]
-    assert (held_out.seats, held_out.tables) == ((), [[0], [1], [2]])
+    assert (held_out.seatings, held_out.tables) == ((), [[0], [1], [2]])
 
 
 @simulated

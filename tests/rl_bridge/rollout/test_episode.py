@@ -10,7 +10,7 @@ from rollout_fixtures import CUT, FakeEngine, FakeTokenizer, Note, NotebookTask,
 from tool_fixtures import task_of
 
 from openenv_core import Observation, StepResult
-from openenv_core.protocol.requests import encode_request
+from openenv_core.protocol.frames import encode_request
 from rl_bridge.config import Config
 from rl_bridge.errors import EpisodeUnscoredError, ReplicaLostError
 from rl_bridge.generator.client import GeneratorClient

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from urllib.request import urlopen
 from rollout_fixtures import FakeEngine, FakeTokenizer, Script
 
 from rl_bridge.config import Config
+from rl_bridge.config.self_play import TRAINED
 from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout import Task
@@ -59,6 +60,7 @@ class Play:
         max_length: int = 64,
         max_attempts: int = 3,
         deadlines: SessionDeadlines | None = None,
+        opponent: Script | None = None,
     ) -> None:
         tokenizer = tokenizer or FakeTokenizer()
         self.engine: Any = engine or FakeEngine(tokenizer, script)
@@ -72,7 +74,16 @@ class Play:
             deadlines=deadlines or SessionDeadlines(connect_s=10.0),
             urls=urls,
         )
-        self.worker = RolloutWorker(self.sessions, task=self.task, policy=policy, max_attempts=max_attempts)
+        self.opponent = FakeEngine(tokenizer, opponent or script)
+        self.generators = [self.generator, GeneratorClient(LocalService(self.opponent), max_batch=64)]
+        limits = {"max_new_tokens": max_new_tokens, "max_length": max_length}
+        self.worker = RolloutWorker(
+            self.sessions,
+            task=self.task,
+            policy=policy,
+            max_attempts=max_attempts,
+            opponent=None if opponent is None else ChatPolicy(tokenizer, self.generators[1], **limits),
+        )
         self._lease = 0
 
     async def __call__(
@@ -84,6 +95,7 @@ class Play:
         timeout_s: float | None = None,
         sampling_key: tuple[int, int] | None = None,
         seats: tuple[str, ...] = (),
+        seatings: tuple[Mapping[str, str], ...] = (),
         **reset_options: Any,
     ) -> AssignmentResult:
         self._lease += 1
@@ -99,7 +111,7 @@ class Play:
                 timeout_s=timeout_s,
             ),
             sampling_key=sampling_key,
-            seats=seats,
+            seatings=seatings or ((dict.fromkeys(seats, TRAINED),) if seats else ()),
         )
         return await self.worker.play(assignment)
 
@@ -108,7 +120,8 @@ class Play:
 async def playing(*arguments: Any, **options: Any) -> AsyncIterator[Play]:
     play = Play(*arguments, **options)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(play.generator.close)
+        for generator in play.generators:
+            stack.push_async_callback(generator.close)
         stack.push_async_callback(play.sessions.close)
         yield play
         assert play.sessions.leased == 0

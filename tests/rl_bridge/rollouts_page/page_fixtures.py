@@ -1,12 +1,9 @@
 """A run's folder with rollouts in it, as the page is to show them."""
 
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from rl_bridge.records import Segments, TrajectoryRecord, TurnRecord
-from rl_bridge.rollouts_page.server import PageServer
 
 SYSTEM = (
     "<|im_start|>system\nYou answer questions about a database.\n\n# Tools\n<tools>\n"
@@ -106,16 +103,3 @@ def conversation() -> list[TrajectoryRecord]:
             *anew, **where, sibling=3, reward=0.0, advantage=None, ending="truncated_length", tool_calls=1
         ),
     ]
-
-
-@contextmanager
-def served(run: Path) -> Iterator[str]:
-    """The address of a server of a run's page, for as long as the block lasts."""
-    with PageServer(run) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server.url
-        finally:
-            server.shutdown()
-            thread.join()

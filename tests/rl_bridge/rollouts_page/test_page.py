@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 from rl_bridge.records import read_lines
-from rl_bridge.rollouts_page.server import make_served_page, make_standalone_page, policy, script
+from rl_bridge.rollouts_page.page import policy, render_page, script
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, played, turn
 
 
 def page_text(run: Path) -> str:
-    return b"".join(make_standalone_page(run, read_lines(run))).decode()
+    return b"".join(render_page(run, read_lines(run))).decode()
 
 
 def block(text: str, name: str) -> str:
@@ -38,10 +38,7 @@ def test_names_of_folders_are_text(tmp_path: Path) -> None:
     text = page_text(run)
     assert f"<title>{html.escape(run.name)} · rollouts</title>" in text
     assert "<b>" not in text.partition("<script>")[0]
-    assert json.loads(block(text, "settings")) == {"title": run.name, "served": None}
-    served = make_served_page(run).decode()
-    assert json.loads(block(served, "settings")) == {"title": run.name, "served": "records.jsonl"}
-    assert block(served, "records") == ""
+    assert json.loads(block(text, "settings")) == {"title": run.name}
 
 
 def test_policy_allows_this_script_and_nothing_from_anywhere(tmp_path: Path) -> None:
@@ -49,9 +46,8 @@ def test_policy_allows_this_script_and_nothing_from_anywhere(tmp_path: Path) -> 
     inline = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
     assert inline == script()
     digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
-    rules = dict(rule.split(" ", 1) for rule in policy(served=False).split("; "))
+    rules = dict(rule.split(" ", 1) for rule in policy().split("; "))
     assert rules["script-src"] == f"'sha256-{digest}'"
-    assert (rules["default-src"], rules["connect-src"]) == ("'none'", "'none'")
-    assert html.escape(policy(served=False)) in text
-    assert "connect-src 'self'" in policy(served=True)
+    assert rules["default-src"] == "'none'"
+    assert html.escape(policy()) in text
     assert not re.search(r"https?://|unsafe", text)

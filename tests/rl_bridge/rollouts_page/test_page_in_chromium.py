@@ -11,8 +11,8 @@ from chromium import Browser, Tab, chromium
 
 from openenv_core.evaluation.records import EpisodeRecord, turn_record
 from rl_bridge.records import read_lines
-from rl_bridge.rollouts_page.server import make_standalone_page
-from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, played, served, turn
+from rl_bridge.rollouts_page.page import render_page
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, played, turn
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def tab(browser: Browser) -> Iterator[Tab]:
 def written(run: Path) -> str:
     """The address of a file with the page of a run."""
     out = run.parent / f"{run.name}.html"
-    out.write_bytes(b"".join(make_standalone_page(run, read_lines(run))))
+    out.write_bytes(b"".join(render_page(run, read_lines(run))))
     return out.as_uri()
 
 
@@ -178,20 +178,6 @@ def test_long_model_or_tool_text_does_not_hang_the_page(tab: Tab, tmp_path: Path
     answer = answer.model_copy(update={"logprobs": (0.0,), "trained": ((True, 1),), "versions": ((3, 1),)})
     show(tab, written(keep(tmp_path / "run", [played(turn(f"<|im_start|>tool\n{text}", "yes"), answer)])))
     assert len(texts(tab, ".answer .text")[1]) == len(text)
-
-
-def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
-    run = keep(tmp_path / "run", plain())
-    with served(run) as url:
-        show(tab, url, "#group=2&sibling=1")
-        assert texts(tab, "#count") == ["3 of 3 trajectories"]
-        assert tab.evaluate("document.querySelector('#fresh').hidden")
-        keep(run, conversation())
-        tab.wait_for("!document.querySelector('#fresh').hidden")
-        tab.press("r")
-        tab.wait_for("document.querySelector('#count').textContent === '7 of 7 trajectories'")
-        assert where(tab) == "Step 3, group 2, sibling 1"
-        assert {urlsplit(address).netloc for address in tab.requested_urls} == {urlsplit(url).netloc}
 
 
 def test_evaluation_shows_text_without_tokens_and_unscored_is_not_zero(tab: Tab, tmp_path: Path) -> None:

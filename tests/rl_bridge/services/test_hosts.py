@@ -12,7 +12,7 @@ import psutil
 import pytest
 from free_ports import free_ports
 from module_run import finished
-from namespaces import CONTROLLER_ADDRESS, inside, namespaces, needs_namespaces
+from namespaces import CONTROLLER_ADDRESS, inside, namespaces
 from service_waits import kill, pids_of, until, until_gone
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -24,7 +24,6 @@ WORKER = (
 )
 
 
-@needs_namespaces
 def test_a_cut_link_is_noticed_and_healed(tmp_path: Path) -> None:
     own = f"tcp://{CONTROLLER_ADDRESS}:26700"
     with namespaces(2) as (controller, hosts), contextlib.ExitStack() as stack:

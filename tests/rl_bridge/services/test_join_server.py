@@ -155,3 +155,23 @@ async def test_host_reports_why_it_is_refused(server: JoinServer, tmp_path: Path
         RoleError, match="the controller refuses this host: the secret is not that of this run"
     ):
         await join_run(server.address, tmp_path / "secret")
+
+
+async def test_file_of_a_notice_has_the_host_leave(
+    fleet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.asynccontextmanager
+    async def worker(_: str) -> AsyncIterator[asyncio.Task[bool]]:
+        yield asyncio.create_task(asyncio.Event().wait())
+
+    monkeypatch.setattr("rl_bridge.services.joining._run_worker", worker)  # which needs Monarch
+    (tmp_path / "secret").write_text("s3cret")
+    notice = tmp_path / "notice"
+    async with JoinServer("127.0.0.1", 0, "s3cret", notice_file=str(notice)) as server, server.admit(fleet):
+        joining = asyncio.create_task(join_run(server.address, tmp_path / "secret"))
+        async with asyncio.timeout(LIMIT_S):
+            await fleet.added.wait()
+            assert [host[0] for host in fleet.hosts] == ["added"]
+            notice.touch()
+            await joining
+    assert fleet.hosts[1:] == [("removed", 5, True)]

@@ -230,7 +230,7 @@ def test_a_trajectory_weighs_as_much_in_an_update_however_many_rows_it_has(model
 
 def test_updates_are_drawn_by_seed_and_version(model: Path) -> None:
     """So that a run that goes back draws what it drew before; tensor-parallel ranks have the same part."""
-    one, options = batch(0), settings(model, folder=model, updates_per_iteration=2, tensor_parallel=2)
+    one, options = batch(0), settings(model, folder=model, updates_per_iteration=2, parallel={"tp": 2})
 
     def first(version: int) -> list[int]:
         parts = rank_batches(one, options, version=version, ranks=2)

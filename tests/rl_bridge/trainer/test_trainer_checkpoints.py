@@ -226,9 +226,9 @@ def test_two_ranks_resume_to_the_last_bit(pair: Ranks, policy: Path, tmp_path: P
         assert_close(state, weights)
 
 
-@pytest.mark.parametrize("spread", [{}, {"tensor_parallel": 2}], ids=["fsdp", "tensor parallel"])
+@pytest.mark.parametrize("spread", [{}, {"parallel": {"tp": 2}}], ids=["fsdp", "tensor parallel"])
 def test_from_two_ranks_to_one_and_back(
-    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
+    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, Any]
 ) -> None:
     options = settings(policy, folder=tmp_path, **OPTIONS, **spread)
     straight = alone(policy, tmp_path / "straight", **OPTIONS)

@@ -129,7 +129,7 @@ def test_two_ranks_train_and_publish_what_one_does(
 ) -> None:
     lora = LoraConfig.model_validate({"rank": 3, "push": push})
     one = alone(policy, tmp_path / "one", lora=lora)
-    options = settings(policy, folder=tmp_path / "two", lora=lora, tensor_parallel=tensor_parallel)
+    options = settings(policy, folder=tmp_path / "two", lora=lora, parallel={"tp": tensor_parallel})
     pair.build(options)
     assert_close(pair.call("hf_state_dict")[0], copied(one))
     for number in range(2):

@@ -29,7 +29,7 @@ from tests.rl_bridge.titan.tiny_checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
-SPREADS = [{}, {"tensor_parallel": 2}]
+SPREADS: list[dict[str, Any]] = [{}, {"parallel": {"tp": 2}}]
 SPREAD_NAMES = ["fsdp", "tensor parallel"]
 
 
@@ -51,7 +51,7 @@ def test_two_ranks_learn_what_one_learns(
     pair: Ranks,
     policy: Path,
     tmp_path: Path,
-    spread: dict[str, int],
+    spread: dict[str, Any],
     algorithm: dict[str, Any],
     tokens_per_pass: int,
 ) -> None:
@@ -81,7 +81,7 @@ def test_two_ranks_learn_what_one_learns(
 
 @pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
 def test_two_ranks_with_shared_prefixes_learn_what_one_learns_without(
-    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
+    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = {"algorithm": "ppo", "tokens_per_pass": 48, "updates_per_iteration": 2}
     one = alone(policy, tmp_path, share_prefixes=False, **options)
@@ -205,7 +205,7 @@ def test_four_ranks_share_a_vocabulary_that_they_do_not_divide(
     )
     critic: dict[str, Any] = {"algorithm": "ppo"}
     one = alone(policy, tmp_path / "one", **critic)
-    options = settings(policy, folder=tmp_path / "four", tensor_parallel=2, **critic)
+    options = settings(policy, folder=tmp_path / "four", parallel={"tp": 2}, **critic)
     four.build(options)
     _require_own_parts(four, options)
     for number in range(3):
@@ -243,7 +243,7 @@ def test_non_finite_loss_on_one_rank_stops_all(pair: Ranks, policy: Path, tmp_pa
 
 def test_invalid_rank_layout_is_refused(pair: Ranks, policy: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got 1 x any x 3 and 2;"):
-        pair.build(settings(policy, folder=tmp_path, tensor_parallel=3))
+        pair.build(settings(policy, folder=tmp_path, parallel={"tp": 3}))
 
 
 @pytest.mark.soak
@@ -267,7 +267,7 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
 
 
 def test_no_group_of_ranks_waits_longer_than_configured(pair: Ranks, policy: Path, tmp_path: Path) -> None:
-    pair.build(settings(policy, folder=tmp_path, tensor_parallel=2, timeout_s=1234.0))
+    pair.build(settings(policy, folder=tmp_path, parallel={"tp": 2}, timeout_s=1234.0))
     # That of all ranks, those of each mesh; and those that wait for what is written and for the reference, as long as
     # that may take.
     *waits, written, received = pair.call("waits")[1]
@@ -279,7 +279,7 @@ def test_no_group_of_ranks_waits_longer_than_configured(pair: Ranks, policy: Pat
 @pytest.mark.soak
 @pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
 def test_a_rank_that_hangs_is_waited_for_no_longer_than_configured(
-    policy: Path, tmp_path: Path, spread: dict[str, int]
+    policy: Path, tmp_path: Path, spread: dict[str, Any]
 ) -> None:
     with ranks(tmp_path, 2, timeout_s=30.0) as two:
         two.build(settings(policy, folder=tmp_path, **spread))

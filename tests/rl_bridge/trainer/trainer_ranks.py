@@ -38,15 +38,15 @@ def settings(
     deterministic: bool = False,
     dtype: str = "float32",
     lora: LoraConfig | None = None,
+    max_length: int = 32,
     **trainer: Any,
 ) -> TrainerSettings:
     """Of a tiny trainer."""
     parallel = trainer.get("parallel", {})
     procs = math.prod([parallel.get(one, 1) for one in ("hsdp", "fsdp", "tp", "ep")])
-    procs *= trainer.get("tensor_parallel", 1)
     keys = {
         "model": {"dtype": dtype, "lora": lora},
-        "rollout": {"max_length": 32, "temperature": temperature},
+        "rollout": {"max_length": max_length, "temperature": temperature},
         "trainer": {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer},
         "algorithm": algorithm or {},
         "seed": 3,

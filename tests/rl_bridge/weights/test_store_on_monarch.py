@@ -12,7 +12,7 @@ import pytest
 import torch
 from missing import missing
 from module_run import finished
-from namespaces import CONTROLLER_ADDRESS, inside, namespaces, needs_namespaces
+from namespaces import CONTROLLER_ADDRESS, inside, namespaces
 from serving import eventually
 from store_stage import Directory, state_of
 
@@ -66,7 +66,6 @@ async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", trans
 
 
 @pytest.mark.soak
-@needs_namespaces
 def test_host_that_joins_reads_the_weights_of_the_run(tmp_path: Path, importable_modules: None) -> None:
     """Two network namespaces stand for the hosts. In a process of its own, whose transport is that between hosts."""
     script = str(Path(__file__).with_name("joined_reader.py"))

@@ -122,7 +122,7 @@ async def test_cancelled_call_in_a_socket_session_leaves_the_session_open(tool: 
             await abort(client, tool, f"{tool} of a socket")
             assert text_of(await client.call_tool("bump")) == "1"
             session = app.sessions.find("", handle)
-            assert session.runner._closing is None
+            assert session._closing is None
 
 
 async def test_closed_connection_gets_no_notifications_of_its_shared_session() -> None:

@@ -91,6 +91,18 @@ async def test_host_plays_one_session(era: str, tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "an environment prints what it likes\n"
 
 
+@pytest.mark.slow
+async def test_host_plays_a_seat(tmp_path: Path) -> None:
+    parameters = StdioServerParameters(
+        command=sys.executable, args=[*START, "kuhn", "--seat", "second", "--seed", "3"], env=environ()
+    )
+    with (tmp_path / "log").open("w") as log:
+        async with Client(stdio_client(parameters, errlog=log), mode=HANDSHAKE) as client:
+            tool, *_ = (await client.list_tools()).tools
+            shown = text_of(await client.call_tool(tool.name, {"action": "bet"}))
+    assert "You are the second player and hold K" in shown
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, None])
 async def test_end_of_the_host_closes_the_environment_during_a_call(

@@ -22,10 +22,17 @@ import pytest
 from e2b_service import IMAGE, KEY, WAIT_TIMEOUT_S, Service, eventually, running_service
 from sandbox_levels import sandbox_at
 from serving import eventually as until
+from slim_server import command
 from starlette.applications import Starlette
 
-from openenv_core.errors import ImageNotFoundError
+from openenv_core import ServerStartError
+from openenv_core.errors import ConfigurationError, ImageNotFoundError
 from openenv_core.providers.docker import ContainerOptions, DockerEngine
+from openenv_core.providers.remote import (
+    RemoteSandboxProvider,
+    SandboxRefusedError,
+    SandboxServiceUnavailableError,
+)
 from openenv_core.sandbox import Isolation, Limits
 from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.routes.http import CLIENT_LEFT
@@ -703,3 +710,54 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
         engine.call("DELETE", "/images/ropewalk-test-warm:latest", query={"force": "true"})
     ids = {each._container.id for each in (*machines_taken, waits_then, of_its_kind, left)}
     assert not ids & {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
+
+
+# ---- the provider
+
+
+@pytest.mark.docker
+@pytest.mark.interop
+def test_server_in_a_sandbox_lives_as_long_as_its_owner(
+    engine: DockerEngine, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv_core.providers.remote.RENEWALS", 20)
+    remote = RemoteSandboxProvider(
+        IMAGE, command=command(8123), port=8123, env_vars={"GREETING": "aye"}, lease_s=10, **service.options()
+    )
+    assert (remote.alive, remote.output(), remote.url) == (False, "", None)
+    with remote:
+        assert httpx.get(f"{remote.url}/health").json() == {"status": "healthy"}
+        assert remote.alive
+        assert remote.output() == "slim says aye\n"
+        first = remote.sandbox_id
+    assert (remote.alive, remote.url) == (False, None)
+    with remote:  # it starts again, in another
+        assert remote.sandbox_id != first
+        headers = {"X-API-Key": KEY}
+        one = f"{service.url}/sandboxes/{remote.sandbox_id}"
+        first_end = httpx.get(one, headers=headers).json()["endAt"]
+        eventually(lambda: httpx.get(one, headers=headers).json()["endAt"] > first_end)
+        httpx.delete(one, headers=headers)
+        eventually(lambda: not remote.alive)
+        eventually(lambda: "is gone" in remote.output())
+
+
+@pytest.mark.interop
+def test_provider_reports_what_is_wrong(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SandboxRefusedError, match="no-such-template") as refused:
+        RemoteSandboxProvider("no-such-template", **service.options()).start()
+    assert refused.value.status == 404
+    with pytest.raises(SandboxRefusedError) as refused:
+        RemoteSandboxProvider("base", **service.options("no-such-key-anywhere")).start()
+    assert refused.value.status == 401
+    nowhere = {**service.options(), "api_url": "http://127.0.0.1:9"}
+    with pytest.raises(SandboxServiceUnavailableError):
+        RemoteSandboxProvider("base", **nowhere).start()
+    with pytest.raises(ServerStartError, match="healthy within"):  # a process sandbox has no network
+        RemoteSandboxProvider("base", command=command(), start_timeout_s=1, **service.options()).start()
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    rows: list[dict[str, Any]] = [{}, {"api_key": "two words"}]
+    rows += [{"api_key": KEY, "lease_s": 0}, {"api_key": KEY, "command": "x"}]
+    for options in rows:
+        with pytest.raises(ConfigurationError):
+            RemoteSandboxProvider("base", **options)
