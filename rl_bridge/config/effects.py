@@ -1,6 +1,7 @@
 """Keys without effect because of another key, and checks that a configuration is ready to train."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final
 
@@ -79,6 +80,12 @@ def find_unused_keys(config: Config) -> list[str]:
         lines.append(
             f"env.weight={config.env.weight} has no effect: it only counts if env has several by name"
         )
+    groups = config.trainer.iterations * config.rollout.groups_per_step
+    for key, env in ((env_key(name, "sampling"), env) for name, env in config.environments.items()):
+        if env.sampling == "signal" and env.tasks is not None and env.tasks >= groups:
+            lines.append(
+                f"{key}=signal has no effect: {groups} groups come back to none of {env.tasks} tasks"
+            )
     if config.data is not None:
         lines += _find_unused(config, EPISODE_KEYS, "env.* is set, not data.*")
     elif config.rollout.agent is not None:
@@ -127,7 +134,15 @@ def _find_unused(config: Config, keys: Mapping[str, tuple[str, ...]], condition:
 
 def require_trainable(config: Config) -> None:
     """Raise ConfigError, listing every fault, if the configuration is valid but cannot be trained."""
-    checks = (_check_source(config), _check_urls(config), _check_hosts(config), _check_shared_gpus(config))
+    checks = (
+        *(
+            _check_source(config),
+            _check_urls(config),
+            _check_hosts(config),
+            _check_shared_gpus(config),
+        ),
+        *map(_check_sink, config.metrics.sinks),
+    )
     faults = [fault for fault in checks if fault is not None]
     if faults:
         raise ConfigError("this configuration is not ready to train:\n  " + "\n  ".join(faults))
@@ -155,6 +170,13 @@ def _check_urls(config: Config) -> str | None:
             except ConfigurationError as error:
                 return f"{env_key(name, 'url')}: {error}"
     return None
+
+
+def _check_sink(sink: str) -> str | None:
+    if find_spec(sink) is not None:
+        return None
+    extra = "rl-common" if sink == "tensorboard" else sink
+    return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{extra}]'"
 
 
 def _check_shared_gpus(config: Config) -> str | None:
