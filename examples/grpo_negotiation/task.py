@@ -55,8 +55,8 @@ class NegotiationTask(Task):
         return [*chat, {"role": "user", "content": describe(observation)}]
 
     def parse(self, text: str) -> NegotiationAction | None:
-        """Never called: what is legal depends on the observation."""
-        raise NotImplementedError
+        """Return the action of a message that means the same in every game; a dialogue reads the others, too."""
+        return NegotiationAction(message="I accept.", accept=True) if text.strip() == ACCEPT else None
 
     async def begin(
         self, session: Session, policy: ChatPolicy, observation: NegotiationObservation

@@ -3,10 +3,12 @@
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
 from rl_bridge.cli.common import number_type, replace_unprintable, with_exit_status
+from rl_bridge.errors import StatusError
 
 if TYPE_CHECKING:
     from rl_bridge.metrics.throughput import Throughput
@@ -45,8 +47,13 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
     from rl_bridge.cli.status import find_live_address, request_snapshot
     from rl_bridge.metrics.throughput import Throughput
 
-    address = find_live_address(arguments)
-    earlier = request_snapshot(address)
+    try:
+        address = find_live_address(arguments)
+        earlier = request_snapshot(address)
+    except StatusError:
+        if arguments.run is None:
+            raise
+        return Throughput.from_log(Path(arguments.run) / "metrics.jsonl")
     time.sleep(arguments.seconds)
     return Throughput.from_snapshots(earlier, request_snapshot(address))
 

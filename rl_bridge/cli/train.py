@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_bridge.config.effects import find_unused_keys
     from rl_bridge.rollout.preflight import run_preflight
 
-    for line in find_unused_keys(config.algorithm):  # before other output could bury the warnings
+    for line in find_unused_keys(config):  # before other output could bury the warnings
         print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
     run_preflight(config)

@@ -1,4 +1,4 @@
-"""Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`."""
+"""Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`, `metrics.*`."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=1e9)]
 """At most 31 years: from nine times that, Python's own waits raise an OverflowError."""
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Sampling = Literal["uniform", "sequential"]
+Sampling = Literal["uniform", "sequential", "signal"]
 """How tasks are assigned to groups; see `rl_bridge.data.sampling`."""
 
 
@@ -210,6 +210,15 @@ class RecordsConfig(Section):
     """Groups of every iteration that are recorded whole, drawn at random; 0 records none."""
     max_mb: Count = 64
     """MiB of the run's folder that they may take; then the oldest are dropped, except for the first eighth."""
+
+
+class MetricsConfig(Section):
+    """`metrics.*`: where each iteration's metrics go, in addition to `metrics.jsonl` and the console."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """TensorBoard's event files, Weights & Biases, Trackio."""
+    project: str = Field(default="ropewalk", min_length=1)
+    """The project in the latter two, where a run is named after its folder."""
 
 
 class RewardConfig(Section):

@@ -98,6 +98,28 @@ class SpanTotals:
             parts[path] = parts.get(path, 0.0) + seconds
         return {f"{SPAN}/{process}/{path}": seconds / self.wall_s for path, seconds in parts.items()}
 
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, float], wall_s: float) -> dict[str, Self]:
+        """Return the totals of an interval of `wall_s` seconds, by process, from its shares in the log."""
+        by_process: dict[str, tuple[float, dict[Key, float]]] = {}
+        for figure, share in metrics.items():
+            top, _, rest = figure.partition("/")
+            process, _, path = rest.partition("/")
+            kind, _, name = path.partition("/")
+            if top != SPAN:
+                continue
+            cpu_s, seconds = by_process.get(process, (0.0, {}))
+            if kind == "cpu":
+                cpu_s = share * wall_s
+            elif name:
+                # The log has only the reason of waiting, not the activity.
+                seconds[(name, None) if kind == "work" else (kind, name)] = share * wall_s
+            by_process[process] = cpu_s, seconds
+        return {
+            process: cls(began=0.0, wall_s=wall_s, cpu_s=cpu_s, seconds=seconds)
+            for process, (cpu_s, seconds) in by_process.items()
+        }
+
     def as_json(self) -> dict[str, Any]:
         """Return them as JSON values."""
         return {

@@ -7,9 +7,10 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
@@ -17,6 +18,9 @@ from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.interface import is_own_address
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.types import PolicyVersion
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 SERVING = "serving"
 """The state of a replica that takes calls."""
@@ -129,7 +133,7 @@ SNAPSHOT_MAX_AGE_S: Final = 0.2
 
 
 class StatusServer:
-    """Serves snapshots over HTTP during a run: `GET /status`, as JSON.
+    """Serves snapshots over HTTP during a run: `GET /status` as JSON, `GET /metrics` in Prometheus's format.
 
     Args:
         host: The host to listen on.
@@ -210,15 +214,22 @@ class StatusServer:
     async def _respond(self, head: str, listens_on: str) -> tuple[bytes, bytes]:
         """Return head and body of the response to a request with this head, received at this local address."""
         method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), ""]
-        status = "200 OK"
+        kind, status = "application/json", "200 OK"
         if _is_dns_rebinding(head, listens_on):
             status = "421 Misdirected Request"
             body = b'{"error": "expected an address of this machine as Host"}\n'
-        elif method != "GET" or path not in ("/", "/status"):
-            status, body = "404 Not Found", b'{"error": "expected GET /status"}\n'
+        elif method != "GET" or path not in ("/", "/status", "/metrics"):
+            status, body = "404 Not Found", b'{"error": "expected GET /status or GET /metrics"}\n'
+        elif path == "/metrics":
+            body = await self._take_snapshot()
+            try:
+                body = encode_metrics(StatusSnapshot.model_validate_json(body))
+                kind = "text/plain; version=0.0.4; charset=utf-8"
+            except ValidationError:  # the body says why no snapshot could be taken
+                status = "503 Service Unavailable"
         else:
             body = await self._take_snapshot()
-        headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        headers = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
         return f"HTTP/1.1 {status}\r\n{headers}\r\n".encode(), body
 
     async def _take_snapshot(self) -> bytes:
@@ -233,6 +244,68 @@ class StatusServer:
                     text = json.dumps({"error": f"{type(error).__name__}: {error}"})
                 self._body, self._taken_at = text.encode() + b"\n", time.monotonic()
             return self._body
+
+
+class _Collector:
+    """A collector of prometheus_client for one snapshot."""
+
+    def __init__(self, snapshot: StatusSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield every metric."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        snapshot = self._snapshot
+
+        def family(kind: Any, name: str, text: str, values: Mapping[Any, float], *labels: str) -> Any:
+            metric = kind(f"ropewalk_run_{name}", text, labels=("run", *labels))
+            for label_values, value in values.items():
+                metric.add_metric((snapshot.name, *label_values), value)
+            return metric
+
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield family(gauge, "iterations", "Iterations that the run is to train.", {(): snapshot.iterations})
+        yield family(gauge, "version", "Iterations that are trained.", {(): snapshot.version})
+        yield family(
+            gauge, "served_version", "Weights that every serving generator holds.", {(): snapshot.served}
+        )
+        yield family(gauge, "elapsed_seconds", "Since the run began.", {(): snapshot.taken - snapshot.began})
+        values = {(state,): float(count) for state, count in snapshot.groups.items()}
+        yield family(gauge, "groups", "Groups in each state, by the ledger.", values, "state")
+        oldest_s = max((lease.age_s for lease in snapshot.leases), default=0.0)
+        yield family(gauge, "oldest_lease_seconds", "Of the groups under way, the oldest.", {(): oldest_s})
+        replicas = [(service.name, replica) for service in snapshot.services for replica in service.replicas]
+        # After its first word a state may have a free-text reason.
+        states = Counter((name, replica.state.split()[0]) for name, replica in replicas)
+        yield family(gauge, "replicas", "Replicas of each service in each state.", states, "service", "state")
+        in_flight, restarts = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+        for name, replica in replicas:
+            in_flight[(name,)] += replica.in_flight
+            restarts[(name,)] += replica.restarts
+        yield family(gauge, "calls_in_flight", "Calls that a service is at.", in_flight, "service")
+        yield family(counter, "restarts", "Restarts of a service's replicas.", restarts, "service")
+        seconds: dict[tuple[str, ...], float] = {}
+        for process, totals in snapshot.spans.items():
+            seconds |= {(process, "work", word): value for word, value in totals.work.items()}
+            seconds |= {(process, "idle", word): value for word, value in totals.idle.items()}
+            seconds[process, "unaccounted", ""] = totals.unaccounted_s
+        text = "Wall time of each process, by what it was at."
+        yield family(counter, "process_seconds", text, seconds, "process", "kind", "what")
+        cpu = {(process,): totals.cpu_s for process, totals in snapshot.spans.items()}
+        yield family(counter, "process_cpu_seconds", "Processor time of each process.", cpu, "process")
+        newest = {(name,): value for name, value in snapshot.metrics.items()}
+        yield family(
+            gauge, "metric", "The newest iteration's metrics, by their names in the log.", newest, "name"
+        )
+
+
+def encode_metrics(snapshot: StatusSnapshot) -> bytes:
+    """Return a snapshot as text in Prometheus's format."""
+    from prometheus_client.exposition import generate_latest
+
+    registry: Any = _Collector(snapshot)  # `generate_latest` only needs `collect` of a registry
+    return generate_latest(registry)
 
 
 async def request_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:

@@ -1,7 +1,11 @@
 """A run's throughput in an interval, and how its processes spent it."""
 
-from collections.abc import Mapping
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
@@ -11,6 +15,8 @@ from rl_bridge.metrics.status import StatusSnapshot
 
 TRAINED_STATE: Final = "trained"
 """The state in `StatusSnapshot.groups` of groups that went to the trainer."""
+GROUPS: Final = "rollout/groups"
+"""A metric of each iteration: the number of groups that it was trained on."""
 ELAPSED: Final = "time/elapsed_s"
 """A metric of each iteration: wall time of training so far, without set-up, over all resumptions."""
 
@@ -88,3 +94,43 @@ class Throughput:
             groups=later.groups[TRAINED_STATE] - earlier.groups[TRAINED_STATE] if counted else None,
             roles=group_by_role(window.advance(later.spans)),
         )
+
+    @classmethod
+    def from_log(cls, file: Path) -> Self:
+        """Measure a run from its `metrics.jsonl`, except its first iteration; StatusError if that has too little."""
+        merged: dict[str, SpanTotals] = {}
+        seconds, steps, groups = 0.0, 0, 0.0
+        for earlier, row in itertools.pairwise(_read_rows(file)):  # lazily: there may be a million rows
+            elapsed = row[ELAPSED] - earlier[ELAPSED]
+            for process, totals in SpanTotals.from_metrics(row, elapsed).items():
+                merged[process] = merged[process].merge(totals) if process in merged else totals
+            seconds, steps, groups = seconds + elapsed, steps + 1, groups + row.get(GROUPS, math.nan)
+        if not merged:
+            raise StatusError(
+                f"expected at least two iterations with spans in {str(file)!r}, got fewer; "
+                "let the run go on, or measure one that does"
+            )
+        return cls(
+            seconds=seconds,
+            steps=steps,
+            groups=None if math.isnan(groups) else round(groups),
+            roles=merged,
+        )
+
+
+def _read_rows(file: Path) -> Iterator[Mapping[str, float]]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            yield from (row for row in map(_parse_row, lines) if ELAPSED in row)
+    except OSError as error:
+        raise StatusError(
+            f"expected the metrics of a run in {str(file)!r}, got: {error.strerror}; name the folder of a run"
+        ) from error
+
+
+def _parse_row(line: str) -> Mapping[str, float]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}  # a killed run leaves its last line incomplete
+    return row if isinstance(row, dict) else {}

@@ -1,4 +1,4 @@
-"""`ropewalk top`: show the activity of servers live, from their /metrics."""
+"""`ropewalk top`: show the activity of servers and training runs live, from their /metrics."""
 
 import argparse
 import os
@@ -30,12 +30,12 @@ _DUMB: Final = ("dumb", "unknown")
 """Values of TERM for terminals without a cursor to move, on which a table that is updated would show nothing."""
 
 Row = dict[str, str]
-"""The cells of one server or worker, by heading."""
+"""The cells of one server, worker or run, by heading."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
-    text = f"URLs of servers, any worker of which answers for all ({DEFAULT_URL})"
+    text = f"URLs of servers, any worker of which answers for all, and of training runs ({DEFAULT_URL})"
     parser.add_argument("urls", nargs="*", default=[DEFAULT_URL], metavar="URL", help=text)
     text = "interval of updates (%(default)g)"
     parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=text)
@@ -139,22 +139,36 @@ def scrape(client: "httpx.Client", url: str) -> Scrape:
         for family in text_string_to_metric_families(body.decode()):
             for sample in family.samples if family.name.startswith("ropewalk_") else ():
                 labels = dict(sample.labels)
-                name = labels.pop("environment", name)
+                name = labels.pop("environment", "") or labels.pop("run", name)
                 samples[sample.name, *(labels[label] for label in sorted(labels))] = sample.value
     except httpx.HTTPError as error:
         return Scrape(url, at, {}, error=str(error) or type(error).__name__)
     except ValueError as error:
         return Scrape(url, at, {}, error=f"expected metrics in Prometheus's format, got: {error}"[:200])
-    known = ("ropewalk_slots",) in samples
+    known = ("ropewalk_slots",) in samples or ("ropewalk_run_version",) in samples
     return Scrape(url, at, samples, name, "" if known else "expected metrics of Ropewalk's, got others")
 
 
 def rows_of(before: Scrape, now: Scrape) -> list[Row]:
-    """Return the rows for the time between two scrapes: of a server and its workers."""
+    """Return the rows for the time between two scrapes: of a run, or of a server and its workers."""
     where = redact_url(now.url)
     if now.error:
         return [{"server": where, "error": now.error}]
     samples, where = now.samples, f"{now.name} {where}"
+    if ("ropewalk_run_version",) in samples:
+        groups = now.of("ropewalk_run_groups").items()
+        reward = samples.get(("ropewalk_run_metric", "reward/mean"))
+        return [
+            {
+                "run": where,
+                "trained": f"{samples['ropewalk_run_version',]:g}/{samples['ropewalk_run_iterations',]:g}",
+                "served": f"{samples['ropewalk_run_served_version',]:g}",
+                "groups": " ".join(f"{state} {count:g}" for state, count in groups),
+                "calls": f"{sum(now.of('ropewalk_run_calls_in_flight').values()):g}",
+                "restarts": f"{sum(now.of('ropewalk_run_restarts_total').values()):g}",
+                "reward/mean": "-" if reward is None else f"{reward:g}",
+            }
+        ]
     seconds = max(now.at - before.at, 1e-9)
 
     def growth_of(*key: str) -> float:

@@ -26,8 +26,10 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from openenv_core import ConfigurationError
 from openenv_core.protocol.batch import SUBPROTOCOL
+from rl_bridge.metrics.status import encode_metrics
 from servers.metrics import CALLS, CODES
 from servers.settings import ServerSettings
+from tests.rl_bridge.metrics.status_fixtures import snapshot
 
 TOKEN = "correct-horse-battery-staple"
 PATIENT: dict[str, Any] = {"open_timeout": 60}  # a worker may be starting
@@ -283,7 +285,7 @@ async def test_dashboard_uses_exactly_the_exported_metrics() -> None:
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     queries += [variable["query"] for variable in board["templating"]["list"]]
     async with serving(app_of(Counter)) as address:
-        exposition = (await request(address, "GET", "/metrics")).text
+        exposition = (await request(address, "GET", "/metrics")).text + encode_metrics(snapshot()).decode()
     families = [*text_string_to_metric_families(exposition)]
     exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     named = {name for text in queries for name in re.findall(r"\bropewalk_\w+", text)}

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from test_metrics import TOKEN
 
 from openenv_core.cli import main
 from servers.cli.top import COMMAND, quantile, rows_of, scrape, tables_of
+from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 RUN = "import sys; from openenv_core.cli import main; from servers.cli.top import COMMAND; "
 PROGRAM = ("-c", f"{RUN}sys.exit(main.run(COMMAND, sys.argv[1:]))")
@@ -88,19 +90,29 @@ def test_quantiles_are_interpolated_within_a_bucket() -> None:
     assert quantile([(1.0, 0.0), (float("inf"), 0.0)], 0.9) is None
 
 
-async def test_without_a_terminal_lines_and_a_status_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_without_a_terminal_lines_and_a_status_are_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def top(*words: str) -> tuple[int, list[str]]:
         status = main.run(COMMAND, [*words, "--once", "--interval", "0.01"])
         return status, [line[9:] for line in capsys.readouterr().out.splitlines()]
 
-    async with serving(app_of(Counter, tokens=(TOKEN,))) as address:
-        status, (line,) = await asyncio.to_thread(top, f"http://{address}", "--token", TOKEN)
-        assert status == 0
-        assert line.startswith(f"server counter http://{address}, slots 0/4, waiting 0, steps/s 0.0")
+    # Whoever answers may say anything.
+    with served(lambda: snapshot(name="se\x1b[2Jven"), tmp_path) as run:
+        async with serving(app_of(Counter, tokens=(TOKEN,))) as address:
+            status, lines = await asyncio.to_thread(
+                top, f"http://{address}", f"http://{run}", "--token", TOKEN
+            )
+            assert status == 0
+            assert lines[0].startswith(f"server counter http://{address}, slots 0/4, waiting 0, steps/s 0.0")
+            assert lines[1:] == [
+                f"run seven http://{run}, trained 12/150, served 11, groups leased 2 finished 3 trained 96 dropped 1, "
+                "calls 7, restarts 2, reward/mean -0.25"
+            ]
+            status, lines = await asyncio.to_thread(top, f"http://{address}")
+            assert (status, lines[0].endswith("got HTTP 401; give its --token")) == (1, True)
         status, lines = await asyncio.to_thread(top, f"http://{address}")
-        assert (status, lines[0].endswith("got HTTP 401; give its --token")) == (1, True)
-    status, lines = await asyncio.to_thread(top, f"http://{address}")
-    assert (status, "refused" in lines[0]) == (1, True)
+        assert (status, "refused" in lines[0]) == (1, True)
     assert main.run(COMMAND, ["--interval", "0"]) == main.run(COMMAND, ["nowhere"]) == 2
 
 

@@ -1,11 +1,14 @@
 """`ropewalk bench throughput`: measurements, output and exit status."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from openenv_core.cli.main import run
 from rl_bridge.cli.bench import COMMAND
+from rl_bridge.metrics.sinks import JsonlSink
+from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import StatusSnapshot
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
@@ -43,11 +46,33 @@ def test_live_run_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["trainer", "50.0%", "49.0%", "1.0%", "50.0%", "train 50.0%", "batches 49.0%"] in cells
 
 
+def log(folder: Path) -> None:
+    seconds: dict[tuple[str, str | None], float] = {("train", None): 0.5, ("rest", "batches"): 0.4}
+    totals = SpanTotals(began=0.0, wall_s=1.0, cpu_s=0.5, seconds=seconds)
+    sink = JsonlSink(folder / "metrics.jsonl")
+    for iteration in (1, 2, 3):
+        sink.write(iteration, {"time/elapsed_s": 5.0 * iteration, **totals.metrics("trainer")})
+    sink.close()
+
+
+def test_run_that_is_over_or_was_killed_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log(tmp_path)
+    assert bench("--run", str(tmp_path)) == 0
+    output = capsys.readouterr().out
+    assert "2 steps in 10.0 s\n" in output
+    assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in output
+    assert "unaccounted time at most 10.0%, above the 2% allowed" in output
+    # One that was killed has left its address.
+    (tmp_path / "status.json").write_text('{"address": "127.0.0.1:1", "began": 1}')
+    assert bench("--run", str(tmp_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+
+
 def test_nothing_to_measure_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench() == 1
     assert "found none" in capsys.readouterr().err
     assert bench("--run", str(tmp_path)) == 1
-    assert "expected a live run" in capsys.readouterr().err
+    assert "metrics.jsonl" in capsys.readouterr().err
     for odd in ("0", "nan", "inf"):
         assert bench("--seconds", odd) == 2
         assert f"expected --seconds above 0, got {odd}" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from rl_bridge.config import PRESETS, AlgorithmConfig, LoraConfig, load_config, save_config
+from rl_bridge.config.effects import find_unused_keys
 from rl_bridge.errors import ConfigError
 
 RUN = "env: {app: 'package.app:app'}\nrollout: {task: 'package.task:Task', batch_size: 64, group_size: 8}\n"
@@ -77,3 +78,7 @@ def test_adapters_are_made_by_nothing_but_their_section(tmp_path: Path) -> None:
         load_config(file, ["model.lora.rank=4", "rollout.weight_update=keep_cache"])
     with pytest.raises(ConfigError, match=r"(?s)model\.lora\.targets.*did you mean 'model\.lora\.rank'"):
         load_config(file, ["model.lora.rang=4", "model.lora.targets=[lm_head]"])
+    idle = load_config(file, ["model.lora={}", "monarch.roles.reference.replicas=2"])
+    assert [line.partition(":")[0] for line in find_unused_keys(idle)] == [
+        "monarch.roles.reference has no effect"
+    ]

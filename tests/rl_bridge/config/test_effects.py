@@ -1,21 +1,28 @@
 """Reports of keys without effect: only keys that a user has set, never those of presets or shipped files."""
 
+import re
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
+from rl_bridge.config import effects
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.effects import find_unused_keys
+from rl_bridge.config.effects import EPISODE_KEYS, find_unused_algorithm_keys, find_unused_keys
 from rl_bridge.config.schema import Config
+from rl_bridge.config.sections import MetricsConfig
+from rl_bridge.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 OURS = [Path(__file__).with_name("guide.yaml"), *ROOT.glob("examples/*/*.yaml")]
 
 
 def unused_keys(**keys: Any) -> list[str]:
-    return [line.partition("=")[0] for line in find_unused_keys(AlgorithmConfig.model_validate(keys))]
+    return [
+        line.partition("=")[0] for line in find_unused_algorithm_keys(AlgorithmConfig.model_validate(keys))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +57,13 @@ def test_neither_presets_nor_shipped_files_set_a_key_without_effect(name: str) -
         assert unused_keys(**keys) == unused_keys(**keys | {"name": name}) == [], file
 
 
+EPISODES: dict[str, dict[str, Any]] = {
+    "rollout": {"num_turns": 3, "episode_timeout_s": 5.0, "cut_answer": "illegal"},
+    "reward": {"illegal_answer": -2.0},
+    "evaluation": {"episodes": 7, "curve_interval": 5, "curve_tasks": 9, "repetitions": 4, "success": 0.5},
+}
+
+
 def config(*, world: dict[str, Any], **sections: dict[str, Any]) -> Config:
     reward = {"function": "package.module.judge", **sections.pop("reward", {})}
     return Config.model_validate({"rollout": {}, **world, **sections, "reward": reward})
@@ -58,6 +72,75 @@ def config(*, world: dict[str, Any], **sections: dict[str, Any]) -> Config:
 WORLD = {"env": {"url": "http://127.0.0.1:8000"}}
 
 
-def test_an_order_of_tasks_needs_their_number() -> None:
-    with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=sequential, got none"):
-        config(world={"env": {**WORLD["env"], "sampling": "sequential"}})
+def test_keys_of_episodes_are_unused_with_a_dataset() -> None:
+    dataset = {"data": {"source": "prompts.jsonl"}}
+    assert find_unused_keys(config(world=dataset)) == []
+    on_gpus = {"trainer": {"num_gpus": 1}, "monarch": {"gpus_per_node": 2}}
+    assert find_unused_keys(config(world=dataset, **on_gpus)) == []
+    assert find_unused_keys(config(world=WORLD, **EPISODES)) == []
+    lines = find_unused_keys(config(world=dataset, **EPISODES))
+    assert lines == [
+        f"{section}.{key}={value} has no effect: it only counts if env.* is set, not data.*"
+        for section, keys in EPISODES.items()
+        for key, value in keys.items()
+    ]
+    assert {section: tuple(keys) for section, keys in EPISODES.items()} == EPISODE_KEYS
+
+
+def test_keys_of_our_own_dialogue_are_unused_with_an_agent() -> None:
+    agent = {"function": "package.module:play"}
+    lines = find_unused_keys(
+        config(world=WORLD, **EPISODES | {"rollout": {**EPISODES["rollout"], "agent": agent}})
+    )
+    assert [line.partition("=")[0] for line in lines] == ["rollout.cut_answer", "reward.illegal_answer"]
+    with pytest.raises(ValueError, match=r"no rollout\.agent with data"):
+        config(world={"data": {"source": "prompts.jsonl"}}, rollout={"agent": agent})
+    for wrong in ({}, {**agent, "preset": "codex"}, {"function": "a:b", "program": "x"}):
+        with pytest.raises(ValueError, match=r"expected rollout\.agent"):
+            config(world=WORLD, rollout={"agent": wrong})
+
+
+def test_keys_of_a_curve_that_is_not_drawn_are_unused() -> None:
+    keys = {"repetitions": 4, "success": 0.5}
+    lines = find_unused_keys(config(world=WORLD, evaluation=keys))
+    assert lines == [
+        f"evaluation.{key}={value} has no effect: it only counts if evaluation.curve_interval is above 0"
+        for key, value in keys.items()
+    ]
+    assert find_unused_keys(config(world=WORLD, evaluation={**keys, "curve_interval": 1})) == []
+
+
+def test_signal_sampling_without_repeated_tasks_is_reported() -> None:
+    def lines(tasks: int, sampling: str) -> list[str]:
+        env = {"url": "http://127.0.0.1:8000", "tasks": tasks, "sampling": sampling}
+        rollout = {"batch_size": 64, "group_size": 8}
+        return find_unused_keys(config(world={"env": env}, rollout=rollout, trainer={"iterations": 5}))
+
+    assert lines(40, "uniform") == lines(39, "signal") == []
+    assert lines(40, "signal") == [
+        "env.sampling=signal has no effect: 40 groups come back to none of 40 tasks"
+    ]
+    with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=signal, got none"):
+        config(world={"env": {**WORLD["env"], "sampling": "signal"}})
+
+
+def test_keys_of_events_that_cannot_happen_are_reported() -> None:
+    def lines(**rollout: Any) -> list[str]:
+        unused = find_unused_keys(config(world=WORLD, rollout=rollout, trainer={"checkpoint_interval": 0}))
+        return [line.partition(":")[0] for line in unused]
+
+    assert lines(checkpoint_on_preemption=True) == [
+        "rollout.checkpoint_on_preemption=True has no effect on the run",
+    ]
+
+
+def test_missing_sinks_are_hinted_with_extras_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effects, "find_spec", lambda name: None)
+    sinks = get_args(get_args(MetricsConfig.model_fields["sinks"].annotation)[0])
+    config = Config.model_validate({"rollout": {}, **WORLD, "metrics": {"sinks": sinks}})
+    with pytest.raises(ConfigError) as caught:
+        effects.require_trainable(config)
+    hinted = re.findall(r"ropewalk\[([\w-]+)\]", str(caught.value))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert len(hinted) == len(sinks) == 3
+    assert {*hinted} <= project["optional-dependencies"].keys()

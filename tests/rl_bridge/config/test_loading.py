@@ -17,6 +17,7 @@ from rl_bridge.config import (
     resolve,
     save_config,
 )
+from rl_bridge.config.effects import find_unused_keys
 from rl_bridge.config.schema import TOOL_WORLD_TASK
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import Task
@@ -285,6 +286,7 @@ def test_several_environments_are_keys_by_name(file: Path, tmp_path: Path) -> No
     alone = load_config(file)
     assert alone.environments == {"": alone.env}
     assert alone.of("") == alone
+    assert "env.weight=2.0 has no effect" in find_unused_keys(load_config(file, ["env.weight=2"]))[0]
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ async def test_whatever_tasks_do_the_parts_are_the_whole(spans: Spans, clock: Cl
     assert spans.totals().unaccounted_s == pytest.approx(1.0)  # nothing was left open
 
 
-def test_log_has_shares_of_the_wall_time() -> None:
+def test_shares_in_the_log_are_read_back() -> None:
     seconds: dict[tuple[str, str | None], float] = {
         ("train", None): 5,
         ("save", "disk"): 1,
@@ -141,10 +141,14 @@ def test_log_has_shares_of_the_wall_time() -> None:
         ("rest", "batches"): 2,
     }
     trainer = SpanTotals(began=7, wall_s=10, cpu_s=4, seconds=seconds)
-    assert trainer.metrics("trainer") == {
+    metrics = trainer.metrics("trainer")
+    assert metrics == {
         "span/trainer/unaccounted": pytest.approx(0.1),
         "span/trainer/cpu": 0.4,
         "span/trainer/work/train": 0.5,
         "span/trainer/idle/disk": 0.2,
         "span/trainer/rest/batches": 0.2,
     }
+    read = SpanTotals.from_metrics({"iteration": 3, "train/loss": 1.0, **metrics}, 20.0)["trainer"]
+    assert (read.work, read.idle) == ({"train": 10}, {"disk": 4, "batches": 4})
+    assert (read.wall_s, read.cpu_s, read.rest_s, read.unaccounted_s) == (20, 8, 4, pytest.approx(2))

@@ -1,4 +1,4 @@
-"""The status server: snapshots for any caller, none of whom can harm the run."""
+"""The status server: snapshots and metrics for any caller, none of whom can harm the run."""
 
 import asyncio
 import socket
@@ -7,6 +7,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from serving import eventually as until
 
 from rl_bridge.errors import ConfigError, StatusError
@@ -144,14 +145,40 @@ def test_invalid_address_is_refused(address: str) -> None:
         parse_address(address)
 
 
-async def test_status_is_that_of_the_snapshot_and_browsers_of_others_get_none() -> None:
+async def test_metrics_are_those_of_the_snapshot_and_browsers_of_others_get_none() -> None:
     async with StatusServer("127.0.0.1", 0, snapshot) as server, httpx.AsyncClient(trust_env=False) as http:
         url = f"http://{server.address}"
+        reply = await http.get(f"{url}/metrics")
+        samples = {
+            (sample.name, *(value for label, value in sample.labels.items() if label != "run")): sample.value
+            for family in text_string_to_metric_families(reply.text)
+            for sample in family.samples
+        }
+        assert samples == {
+            ("ropewalk_run_iterations",): 150,
+            ("ropewalk_run_version",): 12,
+            ("ropewalk_run_served_version",): 11,
+            ("ropewalk_run_elapsed_seconds",): 3725,
+            ("ropewalk_run_groups", "leased"): 2,
+            ("ropewalk_run_groups", "finished"): 3,
+            ("ropewalk_run_groups", "trained"): 96,
+            ("ropewalk_run_groups", "dropped"): 1,
+            ("ropewalk_run_oldest_lease_seconds",): 61,
+            ("ropewalk_run_replicas", "policy", "serving"): 1,
+            ("ropewalk_run_replicas", "policy", "restarting"): 1,
+            ("ropewalk_run_calls_in_flight", "policy"): 7,
+            ("ropewalk_run_restarts_total", "policy"): 2,
+            ("ropewalk_run_process_seconds_total", "work", "trainer-0", "train"): 50,
+            ("ropewalk_run_process_seconds_total", "idle", "trainer-0", "batches"): 49,
+            ("ropewalk_run_process_seconds_total", "unaccounted", "trainer-0", ""): 1,
+            ("ropewalk_run_process_cpu_seconds_total", "trainer-0"): 50,
+            ("ropewalk_run_metric", "reward/mean"): -0.25,
+        }
         assert (await http.get(f"{url}/status")).json()["version"] == 12
         assert (await http.get(f"{url}/elsewhere")).status_code == 404
-        assert (await http.post(f"{url}/status")).status_code == 404
+        assert (await http.post(f"{url}/metrics")).status_code == 404
         for host, status in (("evil.example.org", 421), ("localhost:1", 200), ("[::1]:1", 200)):
-            assert (await http.get(f"{url}/status", headers={"host": host})).status_code == status
+            assert (await http.get(f"{url}/metrics", headers={"host": host})).status_code == status
 
 
 async def test_caller_without_a_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
