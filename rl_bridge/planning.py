@@ -14,7 +14,8 @@ from rl_bridge.buffer.forest import block_length
 from rl_bridge.config import Config, LoraConfig, MonarchConfig, RoleConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
-from rl_bridge.services.options import Placement, ServiceOptions, options_of, order_for_placement
+from rl_bridge.services.options import ServiceOptions, options_of
+from rl_bridge.services.placement import Placement, order_for_placement
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
 
 INDEX: Final = "model.safetensors.index.json"
@@ -222,7 +223,14 @@ def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
             **({"critic": FROZEN_BYTES * body + TRAINER_BYTES * adapters} if critic else {}),
         }
     parts = {name: config.trainer.parallel.hsdp * part for name, part in parts.items()}
-    host_memory = {} if config.monarch.transport == "cuda_ipc" else {IN_TRANSIT: KEPT_VERSIONS * sent}
+    host_memory = {IN_TRANSIT: KEPT_VERSIONS * sent}
+    if config.monarch.transport == "torchstore":
+        host_memory = {
+            "a version that is being put": sent,
+            f"{KEPT_VERSIONS} versions in the volume, on the controller's host": KEPT_VERSIONS * sent,
+        }
+    elif config.monarch.transport == "cuda_ipc":
+        host_memory = {}
     if config.trainer.checkpoint_interval:
         host_memory["weights and moments, to be written to a checkpoint"] = (TRAINER_BYTES - 4) * trained
     if config.monarch.colocate:
@@ -389,7 +397,7 @@ def _network_bytes(architecture: Architecture, width: int) -> int:
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
     """Return host memory for received weights, if they are copied to the generator or on to its engine's process."""
     monarch, memory = config.monarch, dict[str, int]()
-    if monarch.transport == "rdma" or (monarch.transport == "auto" and not monarch.is_local):
+    if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.is_local):
         memory["a version that was received"] = sent
     if config.generator.engine == "vllm_async" and monarch.transport != "cuda_ipc":
         memory["a version handed to the engine's process"] = sent
@@ -529,14 +537,15 @@ class RunPlan:
     ) -> "RunPlan":
         """Add the time to send `size_bytes` at each bandwidth, and the idle share beside a rollout of `rollout_s`.
 
-        Each generator fetches a version from the trainer's hosts, each of which has a share of it. A host receives one
-        copy for each of its generators.
+        Each generator fetches a version from the trainer's hosts, each of which has a share of it; with TorchStore
+        from the controller's host. A host receives one copy for each of its generators.
         """
         receivers, copies = None, 1.0
         if config is not None:
             monarch = config.monarch
             receivers = monarch.roles.policy.min_replicas
-            copies = max(receivers / monarch.roles.trainer.hosts, _max_generators_per_host(monarch))
+            senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
+            copies = max(receivers / senders, _max_generators_per_host(monarch))
         broadcasts = []
         for bandwidth in gbps:
             seconds = size_bytes * 8 / (bandwidth * 1e9)

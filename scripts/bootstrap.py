@@ -53,6 +53,8 @@ class Profile:
 # to the project.
 RELEASED = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
 
+TRACKIO = ("trackio==0.43.0", "gradio-client==2.7.2", "brotli==1.2.1")
+TORCHSTORE = ("torchstore==0.1.2", "pygtrie==2.5.0")
 # What transformers reads a model in GGUF with, for scripts/published-model.
 PUBLISHED = ("accelerate==1.15.0", "gguf==0.19.0")
 # Trainers that the adapters are tested with. TRL also needs accelerate, which is in PUBLISHED.
@@ -95,7 +97,7 @@ PROFILES = {
         "rl-cpu,server,gymnasium,reasoning,dev",
         "rl-cpu.txt",
         True,
-        (*PUBLISHED, *TRAINERS, *E2B),
+        (*TORCHSTORE, *PUBLISHED, *TRAINERS, *TRACKIO, *E2B),
     ),
     "core": Profile("core", "server,gymnasium,reasoning,dev", "test.txt", False),
     # A third-party MCP client; separate from the project, as its users install it.

@@ -55,8 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the Dockerfile, inside the folder (server/Dockerfile, Dockerfile)",
     )
-    add("--no-cache", action="store_true", help="repeat every step")
-    add("--pull", action="store_true", help="fetch newer base images from the registry")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -118,8 +116,6 @@ def _plans(arguments: argparse.Namespace, staged: ExitStack) -> "list[tuple[str,
             build_args=build_args,
             base_image=arguments.base,
             file=arguments.file,
-            no_cache=arguments.no_cache,
-            pull=arguments.pull,
         )
         plans.append((target, build_plan))
     refuse_same_tags(plans)
@@ -148,7 +144,7 @@ def _build(
 ) -> None:
     from openenv_core.images import base
     from openenv_core.images.build import build, read_build_args
-    from openenv_core.images.errors import BuildError
+    from openenv_core.images.engine import BuildError
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
@@ -156,17 +152,12 @@ def _build(
         built = {build_plan.request.tags: build(build_plan)}
     else:
         for variant in base.Variant:
-            base.ensure(
-                variant,
-                build_args=read_build_args(arguments.build_arg),
-                no_cache=arguments.no_cache,
-                pull=arguments.pull,
-            )
+            base.ensure(variant, build_args=read_build_args(arguments.build_arg))
         built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
     for tags, image in built.items():
         details = engine.find_image(image)
         if details is None:
-            raise BuildError(f"the image {image!r} was removed as soon as it was built", "build it again")
+            raise BuildError(f"the image {image!r} was removed as soon as it was built; build it again")
         size = f"{details['Size'] / 1e6:.0f} MB"
         print(f"{' '.join(tags)}  {details['Id'].removeprefix('sha256:')[:12]}  {size}")
     print(f"done in {time.monotonic() - began:.1f} s", file=sys.stderr)

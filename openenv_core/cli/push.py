@@ -37,11 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     space.add_argument("--space", metavar="OWNER/NAME", help="upload the folder there")
     space.add_argument("--private", action="store_true", help="make a new Space private")
     space.add_argument("--dry-run", action="store_true", help="list the files to upload, and upload nothing")
-    space.add_argument(
-        "--base-image",
-        metavar="IMAGE",
-        help="a public base image for the Space; by default the base is built in the Space",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
     if arguments.space is not None:
         return _push_space(arguments)
-    for name in ("private", "dry_run", "base_image"):
+    for name in ("private", "dry_run"):
         if getattr(arguments, name):
             raise ConfigurationError(f"expected --{name.replace('_', '-')} with --space OWNER/NAME")
     return _push_images(arguments)
@@ -97,7 +92,7 @@ def _image_of(target: str) -> str:
 def _push_space(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
-    from openenv_core.images.errors import PushError
+    from openenv_core.images.engine import PushError
     from openenv_core.images.one_file import staged_folder
     from openenv_core.images.space import check_name, stage, upload
     from openenv_core.targets import target_of
@@ -113,7 +108,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
         temporary = stack.enter_context(TemporaryDirectory(prefix="ropewalk-space-"))
         if file is not None:
             folder = stack.enter_context(staged_folder(*file))
-        staged = stage(folder, Path(temporary), base_image=arguments.base_image)
+        staged = stage(folder, Path(temporary))
         _print_upload(staged, arguments)
         if arguments.dry_run:
             return 0

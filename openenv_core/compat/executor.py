@@ -4,14 +4,10 @@ A released environment creates a `PyExecutor` per session and calls `run` from a
 interpreter in its own process; the executors of one server process share the sandbox that starts them.
 """
 
-import asyncio
-import atexit
 import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 from openenv_core.compat.types import CodeExecResult
@@ -32,9 +28,6 @@ P = ParamSpec("P")
 
 LIMITS: Final = Limits()
 """Limits of every interpreter; the released package has no arguments for others."""
-
-CLOSE_TIMEOUT_S: Final = 10.0
-"""Seconds that the exit of the process waits for the interpreters to end."""
 
 HELPERS: Final = """\
 from traceback import format_exc
@@ -112,7 +105,7 @@ def _result(execution: Execution) -> CodeExecResult:
 
 
 class _Engine:
-    """The sandbox of this process and the thread of its event loop."""
+    """The sandbox of this process and the thread of its event loop; its processes end with this one."""
 
     def __init__(self) -> None:
         self.thread = LoopThread()
@@ -133,35 +126,7 @@ class _Engine:
                 "been closed with it; make a new one"
             ) from None
 
-    def close(self) -> None:
-        """Close the sandbox at the exit of the process; the thread is a daemon and need not be stopped."""
 
-        async def close_all() -> None:
-            asyncio.get_running_loop().set_default_executor(_Inline())
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.sandbox.close(), CLOSE_TIMEOUT_S)
-
-        if not self.thread.is_forked:
-            with suppress(ClientClosedError):
-                self.thread.run(close_all)
-
-
-class _Inline(ThreadPoolExecutor):
-    """Runs calls in the calling thread: since Python 3.12 no thread can be started while the process exits."""
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Return a finished future."""
-        future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-# Functions registered with atexit run after the shutdown of all thread pools, which closing needs. concurrent.futures
-# registers its shutdown here too, and the last registered function runs first.
-_at_exit: Final[Callable[..., Any]] = getattr(threading, "_register_atexit", atexit.register)
 _lock = threading.Lock()
 _shared: _Engine | None = None
 
@@ -171,7 +136,6 @@ def _engine() -> _Engine:
     with _lock:
         if _shared is None or _shared.thread.is_forked:
             _shared = _Engine()
-            _at_exit(_shared.close)
         return _shared
 
 

@@ -112,13 +112,7 @@ def tags(variant: Variant) -> tuple[str, ...]:
     return f"{OUR_BASE}:{tag}", f"{OUR_BASE}:latest"
 
 
-def ensure(
-    variant: Variant,
-    *,
-    build_args: Mapping[str, str | None] | None = None,
-    no_cache: bool = False,
-    pull: bool = False,
-) -> str:
+def ensure(variant: Variant, *, build_args: Mapping[str, str | None] | None = None) -> str:
     """Build the base if it is missing or was built from another Ropewalk; return its tag.
 
     Raises:
@@ -130,18 +124,11 @@ def ensure(
     with context() as request:
         image = DockerEngine.find().find_image(image_tags[0]) or {}
         fingerprint = ((image.get("Config") or {}).get("Labels") or {}).get(FINGERPRINT)
-        if not (no_cache or pull or build_args) and fingerprint == request.labels[FINGERPRINT]:
+        if not build_args and fingerprint == request.labels[FINGERPRINT]:
             return image_tags[0]
         sys.stderr.write(f"making the base image {image_tags[0]}: it is missing, or of another Ropewalk\n")
-        base_request = replace(
-            request,
-            tags=image_tags,
-            target=variant.value,
-            build_args={**request.build_args, **(build_args or {})},
-            no_cache=no_cache,
-            pull=pull,
-        )
-        build_image(base_request)
+        build_args = {**request.build_args, **(build_args or {})}
+        build_image(replace(request, tags=image_tags, target=variant.value, build_args=build_args))
     return image_tags[0]
 
 

@@ -60,8 +60,6 @@ def plan(
     build_args: Mapping[str, str | None] | None = None,
     base_image: str | None = None,
     file: str | None = None,
-    no_cache: bool = False,
-    pull: bool = False,
 ) -> BuildPlan:
     """Plan the build of a folder's image.
 
@@ -71,8 +69,6 @@ def plan(
         build_args: Values for ARGs of the Dockerfile.
         base_image: The base image to use instead of ours.
         file: The Dockerfile, relative to the folder.
-        no_cache: Whether to build without the engine's cache.
-        pull: Whether to pull newer base images from the registry.
 
     Raises:
         ConfigurationError: The folder is not an environment, or cannot be built with these arguments.
@@ -113,9 +109,6 @@ def plan(
             tags=tuple(complete_tags(tags, name)) or (default_tag(name),),
             build_args=arguments,
             labels={ENVIRONMENT: name},
-            no_cache=no_cache,
-            # Our base is built on this machine; no registry has it.
-            pull=pull and variant is None,
         ),
         variant=variant,
         notes=tuple(notes),

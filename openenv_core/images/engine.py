@@ -14,8 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from openenv_core.errors import ConfigurationError
-from openenv_core.images.errors import BuildError, remedy_for
+from openenv_core.errors import ConfigurationError, OpenEnvError
+
+
+class BuildError(OpenEnvError):
+    """A step of a Dockerfile failed, or the engine refused the build."""
+
+
+class PushError(OpenEnvError):
+    """An image or a folder could not be pushed."""
 
 
 def _engine_variables() -> dict[str, str]:
@@ -48,8 +55,6 @@ class BuildRequest:
         build_args: Values of its ARGs; None: the value of this process's environment variable.
         labels: Labels of the image.
         target: The stage to build; None: the last.
-        no_cache: Whether to build without the engine's cache.
-        pull: Whether to pull newer base images from the registry.
         timeout_s: Seconds after which the build is cancelled; None: no limit.
     """
 
@@ -59,8 +64,6 @@ class BuildRequest:
     build_args: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None
-    no_cache: bool = False
-    pull: bool = False
     timeout_s: float | None = None
 
 
@@ -90,7 +93,6 @@ def build_image(request: BuildRequest) -> str:
             ("--target", [request.target] if request.target else []),
         ):
             arguments += [argument for value in values for argument in (option, value)]
-        arguments += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
         status, output = run_docker("build", *arguments, str(request.context), timeout_s=request.timeout_s)
         if status != 0:
             reason = next(
@@ -102,7 +104,8 @@ def build_image(request: BuildRequest) -> str:
                 f"exit status {status}",
             )
             raise BuildError(
-                f"docker could not build {request.context}: {reason.strip()}", remedy_for("\n".join(output))
+                f"docker could not build {request.context}: {reason.strip()}\ncorrect that step of the Dockerfile, or "
+                "its input, and build again; docs/images.md says what base, builder and context it has"
             )
         return identity.read_text().strip()
 

@@ -2,12 +2,11 @@
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.build import complete_tags
-from openenv_core.images.engine import run_docker
-from openenv_core.images.errors import NoSuchImageError, NotAllowedError, NotReachedError, PushError
+from openenv_core.images.engine import PushError, run_docker
 
 if TYPE_CHECKING:
     from openenv_core.providers.docker.engine import DockerEngine
@@ -15,15 +14,6 @@ if TYPE_CHECKING:
 _REGISTRY = re.compile(
     r"(?P<host>localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d)|\[[0-9a-fA-F:]+\])(?::\d+)?"
     r"(?P<namespace>(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
-)
-
-_ABSENT: Final = r"does not exist locally|No such image|not found locally|tag does not exist"
-_REFUSED: Final = (
-    r"denied|unauthorized|authentication required|no basic auth credentials|403 Forbidden|401 Unauthorized"
-)
-_CONNECTION_ERRORS: Final = (
-    r"connection refused|no such host|i/o timeout|dial tcp|deadline exceeded|EOF|connection reset|x509|"
-    r"server gave HTTP response|no route to host|name resolution|server misbehaving|TLS handshake"
 )
 
 
@@ -61,52 +51,30 @@ def push(engine: "DockerEngine", image: str, remote: str) -> str:
 
     Raises:
         ConfigurationError: The command `docker` is not installed.
-        NoSuchImageError: The engine does not have the image.
-        NotReachedError: The registry does not answer.
-        NotAllowedError: The registry refuses access.
-        PushError: Any other failure of the push.
+        PushError: The engine has no such image, or it did not arrive.
     """
-    from docker.errors import APIError, ImageNotFound
+    from docker.errors import APIError
 
     api = engine.client()
     repository, _, tag = remote.rpartition(":")
     added = image != remote and not engine.has_image(remote)
-    try:
-        if image != remote:
-            api.tag(image, repository, tag)
-    except ImageNotFound as error:
-        raise _make_absent_error(image) from error
-    except APIError as error:
-        raise _failure(remote, str(error)) from error
+    if not engine.has_image(image):
+        raise PushError(f"there is no image {image} here; `ropewalk build` makes it, `docker images` lists")
+    if added:
+        api.tag(image, repository, tag)
     try:
         status, output = run_docker("push", remote)
         digest = re.search(r"\bdigest: (sha256:[0-9a-f]+)", "\n".join(output))
         if status != 0 or digest is None:
-            raise _failure(remote, output[-1] if output else f"exit status {status}")
+            host = remote.partition("/")[0]
+            raise PushError(
+                f"expected {remote} to arrive, got: {output[-1] if output else f'exit status {status}'}; see that "
+                f"{host} is right and reachable from the engine, and `docker login {host}` with an account that may "
+                "write there"
+            )
         return digest[1]
     except BaseException:
         if added:
             with contextlib.suppress(APIError, OSError):
                 api.remove_image(remote, noprune=True)
         raise
-
-
-def _make_absent_error(image: str) -> NoSuchImageError:
-    return NoSuchImageError(
-        f"there is no image {image} here; `ropewalk build` makes it, `docker images` lists"
-    )
-
-
-def _failure(remote: str, output: str) -> PushError:
-    host = remote.partition("/")[0]
-    text = f"expected {remote} to arrive, got: {output.strip()}"
-    if re.search(_ABSENT, output):
-        return _make_absent_error(remote)
-    if re.search(_REFUSED, output):
-        return NotAllowedError(f"{text}; `docker login {host}` with an account that may write there")
-    if re.search(_CONNECTION_ERRORS, output):
-        return NotReachedError(
-            f"{text}; see that {host} is right and reachable from the engine, with a certificate that it trusts "
-            "(or as one of its insecure-registries)"
-        )
-    return PushError(text)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from openenv_core.errors import ConfigurationError, installed_with
 from openenv_core.images import base
 from openenv_core.images.build import BASE_ARG, PLACES, name_of, read_base, read_dockerfile, variant_for
-from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
+from openenv_core.images.engine import PushError
 from openenv_core.images.ignore_rules import secret_in, walk
 from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.targets import PORT
@@ -41,17 +41,15 @@ def check_name(space: str) -> None:
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 
 
-def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> StagedSpace:
+def stage(folder: Path, destination: Path) -> StagedSpace:
     """Put the files of an environment's Space into an empty folder.
 
     The Dockerfile is at the root, and the README begins with the hub's metadata. The hub builds the image and does not
-    have our base: the Dockerfile builds that first, from files in the Space, unless `base_image` is an image that the
-    hub can pull.
+    have our base: the Dockerfile builds that first, from files in the Space. Another base is named in the Dockerfile.
 
     Args:
         folder: The environment's folder.
         destination: An empty folder.
-        base_image: A public image for ARG BASE_IMAGE.
 
     Raises:
         ConfigurationError: The folder is not an environment, or a file contains what looks like a secret.
@@ -70,17 +68,9 @@ def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> 
         ) from error
     port = _port(folder)
     notes: list[str] = []
-    if base_image is not None:
-        if default is None:
-            raise ConfigurationError(
-                f"{folder / path} is not based on an ARG {BASE_ARG}, which --base-image gives a value"
-            )
-        text = with_default(text, BASE_ARG, base_image)
-    elif (variant := variant_for(default)) is not None:
+    if (variant := variant_for(default)) is not None:
         text = _with_base(text, variant, destination)
-        notes.append(
-            f"the Space builds the base itself, from {PARTS}/; --base-image names a public one instead"
-        )
+        notes.append(f"the Space builds the base itself, from {PARTS}/")
     (destination / path).unlink(missing_ok=True)
     text = (
         f"{text.rstrip()}\n\n# Clients send the Space's name in Host; its visitors see the page to play on.\n"
@@ -204,12 +194,6 @@ def _write_readme(folder: Path, destination: Path, port: int) -> None:
     path.write_text(f"---\n{header}---\n\n{text.lstrip()}", encoding="utf-8")
 
 
-_FORBIDDEN: Final = (401, 403)
-_LOGIN: Final = (
-    "log in with `hf auth login`, or set HF_TOKEN, with a token that may write to that owner's Spaces"
-)
-
-
 def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = None) -> str:
     """Create the Space if it does not exist, replace its files by a folder's, and return its URL.
 
@@ -221,14 +205,16 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
 
     Raises:
         ConfigurationError: The hub's library is not installed, or the hub does not allow the name.
-        NotAllowedError: There is no token, or it has no write access.
-        NotReachedError: The hub does not answer.
-        PushError: Any other failure of the upload.
+        PushError: There is no token, or it has no write access; or the hub does not answer.
     """
     with installed_with("author", "the hub's library"):
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     api = HfApi(endpoint=endpoint)
+    failures: tuple[type[Exception], ...] = (
+        HfHubHTTPError,
+        *_connection_errors(),
+    )  # a missing token is an OSError
     try:
         space_url: Any = api.create_repo(
             space, repo_type="space", space_sdk="docker", private=private or None, exist_ok=True
@@ -242,17 +228,11 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         )
     except HFValidationError as error:
         raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
-    except LocalTokenNotFoundError as error:
-        raise NotAllowedError(f"there is no token of the hub; {_LOGIN}") from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        text = f"expected the hub to take {space}, got {status}: {error.server_message or error}"
-        if status in _FORBIDDEN:
-            raise NotAllowedError(f"{text}; {_LOGIN}") from error
-        raise PushError(text) from error
-    except _connection_errors() as error:
-        raise NotReachedError(
-            f"expected the hub at {api.endpoint} to answer, got {type(error).__name__}: {error}; see the network"
+    except failures as error:
+        reason = getattr(error, "server_message", None) or error
+        raise PushError(
+            f"expected the hub at {api.endpoint} to take {space}, got {type(error).__name__}: {reason}; log in with "
+            "`hf auth login`, or set HF_TOKEN, with a token that may write to that owner's Spaces"
         ) from error
     return str(space_url)
 

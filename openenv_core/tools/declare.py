@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack, overload
 
 from openenv_core.errors import ConfigurationError
 
@@ -30,33 +30,33 @@ class Declared:
     argument: str = ""
 
 
+class Labels(TypedDict, total=False):
+    """What every declaration but a completion may say of itself.
+
+    Attributes:
+        name: Name; by default the method's.
+        title: Display name.
+        description: Description; by default from the docstring.
+        meta: Additional metadata, MCP's `_meta`.
+    """
+
+    name: str | None
+    title: str | None
+    description: str | None
+    meta: Mapping[str, Any] | None
+
+
 @overload
 def tool(function: F, /) -> F: ...
 
 
 @overload
 def tool(
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    annotations: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    meta: Mapping[str, Any] | None = None,
+    *, annotations: Mapping[str, Any] | None = None, timeout_s: float | None = None, **labels: Unpack[Labels]
 ) -> Callable[[F], F]: ...
 
 
-def tool(
-    function: F | None = None,
-    /,
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    annotations: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> F | Callable[[F], F]:
+def tool(function: F | None = None, /, **fields: Any) -> F | Callable[[F], F]:
     """Declare a method as a tool.
 
     Types and docstring describe its arguments. It may return plain values, models, dataclasses or content (`Image`
@@ -64,56 +64,25 @@ def tool(
 
     Args:
         function: The method, if the decorator is used without parentheses.
-        name: Name of the tool; by default the method's.
-        title: Display name.
-        description: Description of the tool; by default from the docstring.
+        fields: The `Labels`, and these.
         annotations: MCP's hints: readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
         timeout_s: Seconds that a call may take. Only for asynchronous methods, because threads cannot be stopped; the
             others are limited by the server's step timeout.
-        meta: Additional metadata, MCP's `_meta`.
     """
-    mark = _mark_as(
-        "tool",
-        name=name,
-        title=title,
-        description=description,
-        annotations=annotations,
-        timeout_s=timeout_s,
-        meta=meta,
-    )
+    mark = _mark_as("tool", **fields)
     return mark if function is None else mark(function)
 
 
-def resource(
-    uri: str,
-    /,
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    mime_type: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Callable[[F], F]:
+def resource(uri: str, /, *, mime_type: str | None = None, **labels: Unpack[Labels]) -> Callable[[F], F]:
     """Declare a method as a resource: it returns the content at a URI as text, bytes or any JSON value.
 
     Args:
         uri: The URI, or a template: `notes://{title}`, or `files://{+path}` for a value with slashes. The method takes
             one argument per value.
-        name: Name of the resource; by default the method's.
-        title: Display name.
-        description: Description of the resource; by default from the docstring.
         mime_type: Type of the content; by default text/plain, application/octet-stream or application/json.
-        meta: Additional metadata, MCP's `_meta`.
+        labels: The `Labels`.
     """
-    return _mark_as(
-        "resource",
-        uri=uri,
-        name=name,
-        title=title,
-        description=description,
-        mime_type=mime_type,
-        meta=meta,
-    )
+    return _mark_as("resource", uri=uri, mime_type=mime_type, **labels)
 
 
 @overload
@@ -121,36 +90,19 @@ def prompt(function: F, /) -> F: ...
 
 
 @overload
-def prompt(
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Callable[[F], F]: ...
+def prompt(**labels: Unpack[Labels]) -> Callable[[F], F]: ...
 
 
-def prompt(
-    function: F | None = None,
-    /,
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> F | Callable[[F], F]:
+def prompt(function: F | None = None, /, **labels: Any) -> F | Callable[[F], F]:
     """Declare a method as a prompt: it returns the first messages of a conversation.
 
     It returns text, content, a `PromptMessage`, or a list of them.
 
     Args:
         function: The method, if the decorator is used without parentheses.
-        name: Name of the prompt; by default the method's.
-        title: Display name.
-        description: Description of the prompt; by default from the docstring.
-        meta: Additional metadata, MCP's `_meta`.
+        labels: The `Labels`.
     """
-    mark = _mark_as("prompt", name=name, title=title, description=description, meta=meta)
+    mark = _mark_as("prompt", **labels)
     return mark if function is None else mark(function)
 
 

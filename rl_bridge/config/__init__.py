@@ -26,6 +26,7 @@ from rl_bridge.config.schema import LoraConfig as LoraConfig
 from rl_bridge.config.schema import ModelConfig as ModelConfig
 from rl_bridge.config.schema import RolloutConfig as RolloutConfig
 from rl_bridge.config.sections import GeneratorConfig as GeneratorConfig
+from rl_bridge.config.sections import MetricsConfig as MetricsConfig
 from rl_bridge.config.sections import ParallelConfig as ParallelConfig
 from rl_bridge.config.sections import RecordsConfig as RecordsConfig
 from rl_bridge.config.sections import RewardConfig as RewardConfig

@@ -1,6 +1,7 @@
 """Keys without effect because of another key, and checks that a configuration is ready to train."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final
 
@@ -9,6 +10,7 @@ from openenv_core.protocol.http import websocket_url
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.schema import Config, EnvConfig, env_key
 from rl_bridge.config.sections import Section
+from rl_bridge.config.self_play import SelfPlayConfig
 from rl_bridge.errors import ConfigError
 
 Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
@@ -78,6 +80,12 @@ def find_unused_keys(config: Config) -> list[str]:
         lines.append(
             f"env.weight={config.env.weight} has no effect: it only counts if env has several by name"
         )
+    groups = config.trainer.iterations * config.rollout.groups_per_step
+    for key, env in ((env_key(name, "sampling"), env) for name, env in config.environments.items()):
+        if env.sampling == "signal" and env.tasks is not None and env.tasks >= groups:
+            lines.append(
+                f"{key}=signal has no effect: {groups} groups come back to none of {env.tasks} tasks"
+            )
     if config.data is not None:
         lines += _find_unused(config, EPISODE_KEYS, "env.* is set, not data.*")
     elif config.rollout.agent is not None:
@@ -89,6 +97,8 @@ def find_unused_keys(config: Config) -> list[str]:
             for key in ("curve_tasks", "repetitions", "success")
             if getattr(evaluation, key) != type(evaluation).model_fields[key].default
         ]
+    if config.self_play != SelfPlayConfig() and not any(env.seats for env in config.environments.values()):
+        lines.append("self_play.* has no effect: it only counts if env.seats names the seats of a game")
     if config.rollout.checkpoint_on_preemption and not config.trainer.checkpoint_interval:
         lines.append(
             "rollout.checkpoint_on_preemption=True has no effect on the run: trainer.checkpoint_interval=0 keeps no "
@@ -124,7 +134,15 @@ def _find_unused(config: Config, keys: Mapping[str, tuple[str, ...]], condition:
 
 def require_trainable(config: Config) -> None:
     """Raise ConfigError, listing every fault, if the configuration is valid but cannot be trained."""
-    checks = (_check_source(config), _check_urls(config), _check_hosts(config), _check_shared_gpus(config))
+    checks = (
+        *(
+            _check_source(config),
+            _check_urls(config),
+            _check_hosts(config),
+            _check_shared_gpus(config),
+        ),
+        *map(_check_sink, config.metrics.sinks),
+    )
     faults = [fault for fault in checks if fault is not None]
     if faults:
         raise ConfigError("this configuration is not ready to train:\n  " + "\n  ".join(faults))
@@ -152,6 +170,13 @@ def _check_urls(config: Config) -> str | None:
             except ConfigurationError as error:
                 return f"{env_key(name, 'url')}: {error}"
     return None
+
+
+def _check_sink(sink: str) -> str | None:
+    if find_spec(sink) is not None:
+        return None
+    extra = "rl-common" if sink == "tensorboard" else sink
+    return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{extra}]'"
 
 
 def _check_shared_gpus(config: Config) -> str | None:

@@ -171,7 +171,7 @@ class MonarchConfig(Section):
     cpu_mesh: str | None = None
     """Another mesh of that job, with hosts without GPUs: roles that need no GPU are placed there while one of its hosts
     is reachable. `num_nodes` and `gpus_per_node` describe `hosts`."""
-    transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma"] = "auto"
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma", "torchstore"] = "auto"
     """How weights are sent; auto is shared memory on this machine, and RDMA (or TCP, if there is none) between hosts.
     `cuda_ipc` leaves them on a GPU that trainer and generator take turns on (`colocate`)."""
     master_addr: str = "127.0.0.1"

@@ -18,6 +18,7 @@ from rl_bridge.config.monarch import (
 from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
+    MetricsConfig,
     ParallelConfig,
     Positive,
     RecordsConfig,
@@ -132,7 +133,8 @@ class EnvConfig(Section):
     tasks: Count | None = None
     """The number of training tasks, each a seed, that groups come back to; None gives every group a seed of its own."""
     sampling: Sampling = "uniform"
-    """How groups choose among `tasks`: in passes over all of them, shuffled (uniform) or in order (sequential)."""
+    """How groups choose among `tasks`: in passes over all of them, shuffled (uniform) or in order (sequential), or
+    preferring tasks whose recent groups had siblings below the best of their group (signal)."""
     weight: Positive = 1.0
     """With several environments: the number of groups in this one for each group in one of weight 1."""
 
@@ -225,8 +227,8 @@ class DataConfig(Section):
     source: str
     """A file of JSON lines (`prompt`, optionally `target` and `id`), or the dotted path of an iterable."""
     sampling: Sampling = "uniform"
-    """How groups choose examples: in passes over all of them, shuffled (uniform) or in the source's order
-    (sequential)."""
+    """How groups choose examples: in passes over all of them, shuffled (uniform) or in the source's order (sequential),
+    or preferring examples whose recent groups had siblings below the best of their group (signal)."""
 
 
 class RolloutConfig(Section):

@@ -1,4 +1,4 @@
-"""Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`."""
+"""Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`, `metrics.*`."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +11,7 @@ Seconds = Annotated[float, Field(gt=0.0, le=1e9)]
 """At most 31 years: from nine times that, Python's own waits raise an OverflowError."""
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Sampling = Literal["uniform", "sequential"]
+Sampling = Literal["uniform", "sequential", "signal"]
 """How tasks are assigned to groups; see `rl_bridge.data.sampling`."""
 
 
@@ -212,6 +212,15 @@ class RecordsConfig(Section):
     """MiB of the run's folder that they may take; then the oldest are dropped, except for the first eighth."""
 
 
+class MetricsConfig(Section):
+    """`metrics.*`: where each iteration's metrics go, in addition to `metrics.jsonl` and the console."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """TensorBoard's event files, Weights & Biases, Trackio."""
+    project: str = Field(default="ropewalk", min_length=1)
+    """The project in the latter two, where a run is named after its folder."""
+
+
 class RewardConfig(Section):
     """`reward.*`: rewards that are added to the environment's own."""
 
@@ -222,12 +231,10 @@ class RewardConfig(Section):
     ] = ()
     """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. Its reward is
     added to the environment's; answers to a dataset's prompts are rewarded by it alone. null is none."""
-    weights: tuple[Positive, ...] = ()
-    """The weights of the votes, one per function; by default all are equal."""
-    rule: Literal["mean", "majority", "min"] = "mean"
+    rule: Literal["mean", "majority"] = "mean"
     """How votes become a reward."""
     quorum: Fraction = 0.5
-    """The share of the weights that has to vote; with less the answer has no reward, and is left out."""
+    """The share of the functions that has to vote; with less the answer has no reward, and is left out."""
     timeout_seconds: Seconds = 10.0
     """How long a function may take. One that takes longer is killed with everything it started, and votes None."""
     start_timeout_seconds: Seconds = 60.0
@@ -244,10 +251,6 @@ class RewardConfig(Section):
         if self.function and self.model is not None:
             raise ValueError(
                 "expected reward.function or reward.model, got both; a function may ask a model itself"
-            )
-        if self.weights and len(self.weights) != len(self.functions):
-            raise ValueError(
-                f"expected reward.weights with one a function, {len(self.functions)}, got {len(self.weights)}"
             )
         return self
 

@@ -40,7 +40,7 @@ from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
 from rl_bridge.loops.run import GroupHistory, Run, environment_role, snapshot, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics.sinks import EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink
+from rl_bridge.metrics.sinks import TRACKERS, EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink
 from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusServer, choose_status_host
 from rl_bridge.records import RolloutRecords
@@ -55,7 +55,8 @@ from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import Roster
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.joining import SECRET_FILE, JoinServer, make_secret
-from rl_bridge.services.options import options_of, order_for_placement
+from rl_bridge.services.options import options_of
+from rl_bridge.services.placement import order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
@@ -388,7 +389,7 @@ async def open_run(
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         policy, trainer, dataset = roles["policy"], roles["trainer"], roles.get("dataset")
         # In a thread, as a tracker connects to its server first.
-        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _make_sinks(folder, tasks)))
+        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _make_sinks(config, folder, tasks)))
         sync = WeightSync(
             on_error=buffer.fail,
             overlapped=config.rollout.max_staleness > 0 and not config.monarch.colocate,
@@ -570,12 +571,16 @@ def _make_store(config: Config) -> WeightStore:
     )
 
 
-def _make_sinks(folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
+def _make_sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
     yield JsonlSink(folder / METRICS_FILE)
     for name, task in tasks.items():
         if name:
             yield EnvironmentSink(task.folder / METRICS_FILE, name)
-    yield TensorBoardSink(folder / "tensorboard")
+    for sink in dict.fromkeys(config.metrics.sinks):
+        if sink == "tensorboard":
+            yield TensorBoardSink(folder / "tensorboard")
+        else:
+            yield TRACKERS[sink](folder, config.metrics.project, config.model_dump(mode="json"))
 
 
 def _find_model_path(config: Config, tasks: Mapping[str, Task]) -> Path:

@@ -1,15 +1,21 @@
-"""Sinks of each iteration's metrics: a line on the console, JSON lines, TensorBoard."""
+"""Sinks of each iteration's metrics: a line on the console, JSON lines, TensorBoard, optional trackers."""
 
 import contextlib
 import json
+import logging
 import mmap
 import os
 import re
+import secrets
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Final, Protocol, Self
+
+from rl_bridge.errors import ConfigError
+from rl_bridge.files import replace_file
 
 
 class Sink(Protocol):
@@ -155,6 +161,127 @@ class MetricsLog:
         with contextlib.ExitStack() as closing:  # closes all sinks even if one raises
             for sink in self._sinks:
                 closing.callback(sink.close, failed=error is not None)
+
+
+logger = logging.getLogger(__name__)
+
+FINISH_TIMEOUT_S: Final = 60.0
+"""How long the end of a run waits for uploads; what is not uploaded stays in the run's folder."""
+
+
+class TrackerSink(ABC):
+    """Sends metrics to a tracker, whose steps only increase.
+
+    A tracker cannot rewind: iterations that are trained again after a loss keep their first metrics. If a tracker fails
+    during training, that is logged once and training continues. A file in the run's folder stores the id of the
+    tracker's run, which a resumed run continues.
+    """
+
+    name: str
+    """The name of the package and of the sink."""
+
+    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
+        self._state_file = folder / f"{self.name}.json"
+        saved = self._read_state()
+        self._id, self._last_iteration = saved.get("id", secrets.token_hex(4)), saved.get("iteration", 0)
+        self._is_broken = False
+        try:
+            self._run = self._start_run(folder.absolute(), project, config, resumes=bool(saved))
+        except Exception as error:
+            raise ConfigError(
+                f"metrics.sinks: {self.name} cannot begin a run: {error}; {self._remedy}"
+            ) from error
+        self._save_state()
+
+    _remedy: str
+
+    @abstractmethod
+    def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
+        """Start a run, or resume the known one."""
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of an iteration, unless the tracker has that iteration already."""
+        if iteration <= self._last_iteration or self._is_broken:
+            return
+        try:
+            self._run.log(dict(metrics), step=iteration)
+        except Exception as error:
+            self._is_broken = True
+            logger.warning("%s no longer takes metrics; metrics.jsonl still has them: %s", self.name, error)
+            return
+        self._last_iteration = iteration
+        self._save_state()
+
+    def rewind(self, iteration: int) -> None:
+        """Do nothing: trackers cannot rewind."""
+        return
+
+    def close(self, *, failed: bool = False) -> None:
+        """Finish the tracker's run."""
+        try:
+            self._finish(failed)
+        except Exception as error:
+            logger.warning("the run of %s could not be finished: %s", self.name, error)
+
+    def _finish(self, failed: bool) -> None:
+        self._run.finish()
+
+    def _read_state(self) -> Mapping[str, Any]:
+        """Return the state of an earlier start; empty if there is none, or only what a crash of the machine left."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            saved: dict[str, Any] = json.loads(self._state_file.read_text())
+            return saved
+        return {}
+
+    def _save_state(self) -> None:
+        text = json.dumps({"id": self._id, "iteration": self._last_iteration}) + "\n"
+        replace_file(self._state_file, text.encode())
+
+
+class WandbSink(TrackerSink):
+    """Weights & Biases. Its environment variables apply: WANDB_MODE=offline, WANDB_ENTITY, WANDB_API_KEY etc."""
+
+    name = "wandb"
+    _remedy = "log in by `wandb login`, or set WANDB_MODE=offline and `wandb sync` the run later"
+
+    def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
+        import wandb
+
+        return wandb.init(
+            project=project,
+            name=folder.name,
+            id=self._id,
+            resume="allow",
+            config=dict(config),
+            dir=folder,
+            settings=wandb.Settings(finish_timeout=FINISH_TIMEOUT_S, console="off"),
+        )
+
+    def _finish(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class TrackioSink(TrackerSink):
+    """Trackio. Without TRACKIO_SPACE_ID or TRACKIO_SERVER_URL it is local, below TRACKIO_DIR."""
+
+    name = "trackio"
+    _remedy = "see TRACKIO_SPACE_ID, TRACKIO_SERVER_URL and TRACKIO_DIR"
+
+    def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
+        import trackio
+
+        # Trackio resumes runs by name, so the id tells several runs of one name apart.
+        name = f"{folder.name}-{self._id}"
+        return trackio.init(
+            project=project,
+            name=name,
+            config=dict(config),
+            resume="allow" if resumes else "never",
+            embed=False,
+        )
+
+
+TRACKERS: Final = {sink.name: sink for sink in (WandbSink, TrackioSink)}
 
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (

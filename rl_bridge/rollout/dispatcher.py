@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rl_bridge.algorithms.advantages import group_has_variance
 from rl_bridge.buffer.concurrency import Concurrency
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
@@ -454,7 +453,9 @@ class Dispatcher:
         partial = self._partial_groups.get(lease.group)
         environment, finished = partial or (self._draw_environment(lease.group), {})
         sampler = self.samplers.get(environment)
-        task = lease.group if sampler is None else sampler.draw(lease.group)
+        # Which groups of the same weights are back by now depends on timing; that those of older weights are does not.
+        known_below = lease.first if config.deterministic else lease.group
+        task = lease.group if sampler is None else sampler.draw(lease.group, known=known_below)
         seed = task_seed(config.seed, task)
         unfinished = tuple(sibling for sibling in range(rollouts.group_size) if sibling not in finished)
         assignment = Assignment(
@@ -561,8 +562,8 @@ class Dispatcher:
         else:
             current = self._buffer.drop(lease, refusal)
             health.tally.refused[refusal] += current
-        has_variance = group_has_variance(group, group.rewards) if current else None
-        self._end_task(lease.group, {played.environment: has_variance})
+        signal = self._filter.signal(group) if current else None
+        self._end_task(lease.group, {played.environment: signal})
         if current:
             health.counts.count_attempts(result)
         episodes = self._config.rollout.batch_size
@@ -571,10 +572,10 @@ class Dispatcher:
         except RolloutError as error:
             self.suspend(played.environment, error)
 
-    def _end_task(self, group: int, has_variance: Mapping[str, bool | None] = MappingProxyType({})) -> None:
+    def _end_task(self, group: int, signals: Mapping[str, float | None] = MappingProxyType({})) -> None:
         # In all samplers: the group may have a task of an environment set aside since, and one of another environment.
         for name, sampler in self.samplers.items():
-            sampler.end(group, has_variance.get(name))
+            sampler.end(group, signals.get(name))
 
     def _draw_environment(self, group: int) -> str:
         """Draw the environment of a group that starts now; while none is set aside it depends on the number alone."""

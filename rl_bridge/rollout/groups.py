@@ -286,6 +286,18 @@ class GroupFilter:
             return None
         return self.function(group, group.rewards)
 
+    def signal(self, group: Group) -> float | None:
+        """Return the share of siblings that earned less than the best of their seat: 0 means no variance, no gradient.
+
+        None if fewer than two siblings are left.
+        """
+        below = 0
+        for indices in group.indices_by_seat():
+            rewards = [group.trajectories[index].reward for index in indices]
+            below += sum(reward < max(rewards) for reward in rewards)
+        count = len(group.trajectories)
+        return below / count if count > 1 else None
+
 
 def make_group_filter(config: Config) -> GroupFilter:
     """Make the group filter that the configuration asks for."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,10 @@ from rl_bridge.weights.snapshot import (
     own_shards,
 )
 
-Transport: TypeAlias = Literal["shared_memory", "cuda_ipc", "rdma"]
+if TYPE_CHECKING:
+    from rl_bridge.weights.torch_store import Volumes
+
+Transport: TypeAlias = Literal["shared_memory", "cuda_ipc", "rdma", "torchstore"]
 T = TypeVar("T")
 
 READABLE_VERSIONS = 2
@@ -52,7 +55,9 @@ class WeightStore:
         transport: How bytes are moved.
         timeout_s: The longest wait of `put` for readers on this machine that hold what is to be overwritten, and of
             readers for a key that is being published: the death of a publisher on another machine cannot be detected.
-        transfer_timeout_s: The timeout of a transfer between machines; `timeout_s` by default.
+        transfer_timeout_s: The timeout of a transfer between machines, or to and from a volume; `timeout_s` by
+            default.
+        volumes: A running TorchStore, for that transport.
     """
 
     def __init__(
@@ -62,11 +67,13 @@ class WeightStore:
         transport: Transport,
         timeout_s: float = 60.0,
         transfer_timeout_s: float | None = None,
+        volumes: "Volumes | None" = None,
     ) -> None:
         self._directory = directory
         self._transport = transport
         self._timeout_s = timeout_s
         self._transfer_timeout_s = timeout_s if transfer_timeout_s is None else transfer_timeout_s
+        self._volumes = volumes
         self._owner = True
         self._reset()
 
@@ -75,7 +82,12 @@ class WeightStore:
         """Make a store in the process that owns the run, with whose end it ends; `options` are the constructor's."""
         from rl_bridge.weights.actor import spawn_directory
 
-        return cls(spawn_directory(), transport=transport, **options)
+        volumes = None
+        if transport == "torchstore":
+            from rl_bridge.weights.torch_store import Volumes
+
+            volumes = Volumes()
+        return cls(spawn_directory(), transport=transport, volumes=volumes, **options)
 
     def _reset(self) -> None:
         self._closed = False
@@ -90,6 +102,11 @@ class WeightStore:
             from rl_bridge.weights.device import DevicePublisher, DeviceReader
 
             return DevicePublisher(depth=READABLE_VERSIONS, timeout_s=self._timeout_s), DeviceReader()
+        if self._volumes is not None:
+            from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
+
+            sender = VolumePublisher(self._volumes, depth=READABLE_VERSIONS, timeout_s=timeout_s)
+            return sender, VolumeReader(self._volumes, self._directory, timeout_s=timeout_s)
         from rl_bridge.weights.rdma import BufferPublisher, BufferReader
 
         publisher = BufferPublisher(depth=READABLE_VERSIONS, timeout_s=timeout_s)
@@ -189,6 +206,8 @@ class WeightStore:
         self._closed = True
         await self._publisher.close()
         await self._reader.close()
+        if self._volumes is not None:
+            await self._volumes.close()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -17,15 +17,7 @@ from openenv_core.images.build import (
     read_dockerfile,
     variant_for,
 )
-from openenv_core.images.engine import BuildRequest, build_image
-from openenv_core.images.errors import (
-    BuildError,
-    NoSuchImageError,
-    NotAllowedError,
-    NotReachedError,
-    PushError,
-    remedy_for,
-)
+from openenv_core.images.engine import BuildError, BuildRequest, build_image
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
@@ -65,13 +57,12 @@ def test_tags_are_completed_and_impossible_ones_refused() -> None:
 
 
 def test_plan_of_a_folder(tmp_path: Path) -> None:
-    build_plan = plan(folder(tmp_path), build_args={"COLOUR": "blue"}, pull=True)
+    build_plan = plan(folder(tmp_path), build_args={"COLOUR": "blue"})
     assert (build_plan.variant, build_plan.notes) == (base.Variant.RUNTIME, ())
     request = build_plan.request
     assert request.labels == {"ropewalk.environment": "dice_env"}
     assert (request.dockerfile, request.tags) == ("server/Dockerfile", ("dice-env:latest",))
     assert request.build_args == {"COLOUR": "blue", "BASE_IMAGE": base.tags(base.Variant.RUNTIME)[0]}
-    assert not request.pull  # no registry has our base
     text = "ARG BASE_IMAGE=registry.example.org/team/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
     released = plan(folder(tmp_path, dockerfile=text, name="released_env"))
     assert released.request.build_args == {"BASE_IMAGE": base.tags(base.Variant.BUILD)[0]}
@@ -94,10 +85,10 @@ def test_a_folder_with_a_secret_is_refused_unless_it_is_ignored(path: str, text:
 def test_another_base_replaces_the_default(tmp_path: Path) -> None:
     env_folder, named = folder(tmp_path), {"BASE_IMAGE": "mine:1"}
     for build_plan in (
-        plan(env_folder, base_image="mine:1", pull=True),
-        plan(env_folder, build_args=named, pull=True),
+        plan(env_folder, base_image="mine:1"),
+        plan(env_folder, build_args=named),
     ):
-        assert (build_plan.variant, build_plan.request.pull) == (None, True)
+        assert build_plan.variant is None
         assert build_plan.request.build_args == named
     with pytest.raises(ConfigurationError, match="both --base and"):
         plan(env_folder, base_image="mine:1", build_args=named)
@@ -204,12 +195,12 @@ def docker_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) ->
     monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
 
 
-def test_docker_output_passes_through_and_its_failure_has_a_remedy(
+def test_docker_output_passes_through_and_its_failure_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     docker_that(tmp_path, monkeypatch, "echo Step 1/1; echo the --mount option requires BuildKit >&2; exit 1")
     request = BuildRequest(context=tmp_path, dockerfile="Dockerfile", tags=("a:1",))
-    with pytest.raises(BuildError, match="install docker's component buildx"):
+    with pytest.raises(BuildError, match="exit status 1"):
         build_image(request)
     assert capsys.readouterr().err == "Step 1/1\nthe --mount option requires BuildKit\n"
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -226,25 +217,13 @@ def test_a_request_becomes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         build_args={"A": "1 2", "HOME": None},
         labels={"l": "x"},
         target="t",
-        no_cache=True,
-        pull=True,
     )
     assert build_image(request) == "sha256:1"
     arguments = (tmp_path / "words").read_text().split(" ", 4)[4]
     assert arguments == (
         f"--file {tmp_path}/D --tag a:1 --tag b:2 --build-arg A=1 2 --build-arg HOME --label l=x --target t "
-        f"--no-cache --pull {tmp_path}\n"
+        f"{tmp_path}\n"
     )
-
-
-def test_failures_have_a_remedy() -> None:
-    for output, remedy in (
-        ("pull access denied for ropewalk-base, repository does not exist", "ropewalk build base"),
-        ("COPY failed: file not found in build context: stat x: no such file or directory", ".dockerignore"),
-        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "the network's proxy"),
-        ("something nobody has seen", "correct that step"),
-    ):
-        assert remedy in remedy_for(output)
 
 
 def test_an_image_s_name_in_a_registry() -> None:
@@ -264,20 +243,3 @@ def test_an_image_s_name_in_a_registry() -> None:
     for image in ("a-env", "team/a-env:1"):
         with pytest.raises(ConfigurationError, match=r"no registry, got none; for one, --registry "):
             push.remote_name(image, None)
-
-
-@pytest.mark.parametrize(
-    ("output", "kind", "remedy"),
-    [
-        ("denied: requested access to the resource is denied", NotAllowedError, "docker login a.b:5000"),
-        ("no basic auth credentials", NotAllowedError, "docker login"),
-        ("Get http://a.b:5000/v2/: connect: connection refused", NotReachedError, "insecure-registries"),
-        ("x509: certificate signed by unknown authority", NotReachedError, "certificate"),
-        ("An image does not exist locally with the tag: a.b:5000/x", NoSuchImageError, "ropewalk build"),
-        ("blob upload invalid", PushError, "blob upload invalid"),
-    ],
-)
-def test_failures_of_a_push_have_types(output: str, kind: type[PushError], remedy: str) -> None:
-    error = push._failure("a.b:5000/x:1", output)
-    assert type(error) is kind
-    assert remedy in str(error)

@@ -14,8 +14,7 @@ from fake_hub import FakeHub, fake_hub
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.build import read_base
-from openenv_core.images.errors import NotReachedError
+from openenv_core.images.engine import PushError
 from openenv_core.images.space import PARTS, StagedSpace, stage, upload, with_default
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +30,10 @@ def folder(tmp_path: Path, dockerfile: str = "FROM python:3.11-slim\nCMD x\n") -
     return env_folder
 
 
-def staged(source: Path, tmp_path: Path, base_image: str | None = None) -> tuple[StagedSpace, Path]:
+def staged(source: Path, tmp_path: Path) -> tuple[StagedSpace, Path]:
     into = tmp_path / "staged"
     into.mkdir()
-    return stage(source, into, base_image=base_image), into
+    return stage(source, into), into
 
 
 def card(into: Path) -> dict[str, object]:
@@ -87,17 +86,6 @@ def test_metadata_of_the_author_stay_and_unreadable_ones_are_refused(tmp_path: P
         stage(source, into)
 
 
-def test_public_base_replaces_the_default(tmp_path: Path) -> None:
-    source = folder(tmp_path, "ARG BASE_IMAGE=ropewalk-base\nFROM ${BASE_IMAGE}\n")
-    space_name, into = staged(source, tmp_path, "example.org/base:1")
-    assert not [name for name in space_name.files if name.startswith(PARTS)]
-    assert read_base((into / "Dockerfile").read_text()) == "example.org/base:1"
-    (source / "server" / "Dockerfile").write_text("FROM python:3.11-slim\n")
-    with pytest.raises(ConfigurationError, match="which --base-image gives a value"):
-        stage(source, tmp_path / "other", base_image="example.org/base:1")
-
-
-@pytest.mark.slow
 def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> None:
     text = (
         "# syntax=docker/dockerfile:1\nARG BASE_IMAGE=openenv-base:latest\nFROM $BASE_IMAGE AS builder\n"
@@ -216,7 +204,7 @@ def test_unreachable_hub_is_reported_for_any_client_library(
         upload(tmp_path, "me/my--env", private=False, endpoint="http://127.0.0.1:1")
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
     monkeypatch.setitem(sys.modules, client, SimpleNamespace(TransportError=SilenceError))
-    with pytest.raises(NotReachedError, match="SilenceError: nobody there; see the network"):
+    with pytest.raises(PushError, match="SilenceError: nobody there; log in"):
         upload(tmp_path, "me/dice", private=False, endpoint="http://127.0.0.1:1")
 
 
@@ -230,7 +218,7 @@ def test_refused_access_to_the_hub_is_its_own_error(tmp_path: Path) -> None:
         hub.refuses = True
         refused = push(hub, dice, tmp_path, token=hub.token)
         assert refused.returncode == 1
-        assert "got 403: You don't have the rights" in refused.stderr
+        assert "You don't have the rights" in refused.stderr
         assert hub.token not in refused.stderr + refused.stdout
         assert hub.files == {}
     gone = push(hub, dice, tmp_path, token=hub.token)

@@ -17,7 +17,6 @@ from openenv_core.cli import main as cli
 from openenv_core.cli.play import _schema
 from openenv_core.errors import OpenEnvError
 from openenv_core.targets import target_of
-from servers.cli.list import _ask
 from servers.cli.serve import COMMAND as SERVE
 
 
@@ -200,11 +199,7 @@ def play(url: str) -> None:
     assert _schema(url, None) == ANSWER
 
 
-def list_server(url: str) -> None:
-    assert [one.name for one in _ask(url, None)] == ["far"]
-
-
-@pytest.mark.parametrize("ask", [check, play, list_server])
+@pytest.mark.parametrize("ask", [check, play])
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
 def test_proxy_is_used_for_remote_hosts_only(
     ask: Callable[[str], None], variable: str, monkeypatch: pytest.MonkeyPatch

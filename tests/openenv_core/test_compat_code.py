@@ -31,7 +31,7 @@ def _engine_ends() -> Iterator[None]:
     yield
     engine, executors._shared = executors._shared, None
     if engine is not None:
-        engine.close()
+        engine.run(engine.sandbox.close)
 
 
 @pytest.fixture(scope="module")

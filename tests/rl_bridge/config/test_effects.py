@@ -1,14 +1,19 @@
 """Reports of keys without effect: only keys that a user has set, never those of presets or shipped files."""
 
+import re
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
+from rl_bridge.config import effects
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.effects import EPISODE_KEYS, find_unused_algorithm_keys, find_unused_keys
 from rl_bridge.config.schema import Config
+from rl_bridge.config.sections import MetricsConfig
+from rl_bridge.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 OURS = [Path(__file__).with_name("guide.yaml"), *ROOT.glob("examples/*/*.yaml")]
@@ -105,9 +110,18 @@ def test_keys_of_a_curve_that_is_not_drawn_are_unused() -> None:
     assert find_unused_keys(config(world=WORLD, evaluation={**keys, "curve_interval": 1})) == []
 
 
-def test_an_order_of_tasks_needs_their_number() -> None:
-    with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=sequential, got none"):
-        config(world={"env": {**WORLD["env"], "sampling": "sequential"}})
+def test_signal_sampling_without_repeated_tasks_is_reported() -> None:
+    def lines(tasks: int, sampling: str) -> list[str]:
+        env = {"url": "http://127.0.0.1:8000", "tasks": tasks, "sampling": sampling}
+        rollout = {"batch_size": 64, "group_size": 8}
+        return find_unused_keys(config(world={"env": env}, rollout=rollout, trainer={"iterations": 5}))
+
+    assert lines(40, "uniform") == lines(39, "signal") == []
+    assert lines(40, "signal") == [
+        "env.sampling=signal has no effect: 40 groups come back to none of 40 tasks"
+    ]
+    with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=signal, got none"):
+        config(world={"env": {**WORLD["env"], "sampling": "signal"}})
 
 
 def test_keys_of_events_that_cannot_happen_are_reported() -> None:
@@ -118,3 +132,15 @@ def test_keys_of_events_that_cannot_happen_are_reported() -> None:
     assert lines(checkpoint_on_preemption=True) == [
         "rollout.checkpoint_on_preemption=True has no effect on the run",
     ]
+
+
+def test_missing_sinks_are_hinted_with_extras_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effects, "find_spec", lambda name: None)
+    sinks = get_args(get_args(MetricsConfig.model_fields["sinks"].annotation)[0])
+    config = Config.model_validate({"rollout": {}, **WORLD, "metrics": {"sinks": sinks}})
+    with pytest.raises(ConfigError) as caught:
+        effects.require_trainable(config)
+    hinted = re.findall(r"ropewalk\[([\w-]+)\]", str(caught.value))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert len(hinted) == len(sinks) == 3
+    assert {*hinted} <= project["optional-dependencies"].keys()

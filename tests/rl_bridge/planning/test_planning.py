@@ -71,6 +71,8 @@ def load(tmp_path: Path, *overrides: str) -> Config:
         ("{roles: {policy: {replicas: 3}}}", 3),
         # A file that does not say yet what its hosts have is planned all the same.
         ("{num_nodes: 2, roles: {policy: {replicas: 4, gpus: 1}}}", 4),
+        # Its volume is on the controller's host, whatever the trainer is.
+        ("{transport: torchstore, num_nodes: 8, roles: {policy: {replicas: 4}, trainer: {hosts: 4}}}", 4),
     ],
 )
 def test_how_often_a_version_goes_over_the_narrowest_link(monarch: str, times: int, tmp_path: Path) -> None:
@@ -235,6 +237,11 @@ def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> Non
     [
         (["monarch.transport=rdma"], {ON_THEIR_WAY: 8000}, 4000),
         (["monarch.workers=[tcp://10.0.0.2:1]", "monarch.master_addr=10.0.0.1"], {ON_THEIR_WAY: 8000}, 4000),
+        (
+            ["monarch.transport=torchstore"],
+            {"a version that is being put": 4000, "2 versions in the volume, on the controller's host": 8000},
+            4000,
+        ),
         (["generator.engine=vllm_async"], {ON_THEIR_WAY: 8000}, 4000),
         (["generator.engine=vllm_async", "monarch.transport=rdma"], {ON_THEIR_WAY: 8000}, 8000),
     ],

@@ -92,7 +92,7 @@ class Bridge:
         sessions = slots // len(weights)  # a group needs one session at least
         more_keys: dict[str, Any] = {"seats": seats}
         if tasks is not None:
-            more_keys |= {"tasks": tasks}
+            more_keys |= {"tasks": tasks, "sampling": "signal"}
         worlds = {
             name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **more_keys}
             for name, weight in weights.items()

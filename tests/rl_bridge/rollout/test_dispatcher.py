@@ -17,6 +17,7 @@ from dispatcher_stage import (
     answer,
     cut_short,
     hand_back,
+    play_altered,
     play_at_once,
     play_in_order,
     sibling_numbers,
@@ -332,3 +333,19 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         assert ledger.dropped[STRAGGLER]
         # Every slot is free again: that many groups, and no more, can be under way.
         assert bridge.dispatcher._in_flight == 1  # one is held by whoever waits for work
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@simulated
+async def test_outcomes_steer_sampling_at_once_unless_deterministic(
+    deterministic: bool,
+) -> None:
+    async def dull_where_odd(workers: Workers, assignment: Assignment) -> AssignmentResult:
+        return await play_altered(workers, assignment, **({"reward": 1.0} if assignment.task % 2 else {}))
+
+    bridge = Bridge(dull_where_odd, groups=80, slots=4, tasks=8, deterministic=deterministic)
+    async with bridge.dispatcher:
+        await bridge.sample()
+        often = Counter(one.seeds[0] for one in bridge.workers.assignments)
+        assert len(often) == 8
+        assert (set(often.values()) == {10}) is deterministic

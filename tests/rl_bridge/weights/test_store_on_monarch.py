@@ -1,6 +1,7 @@
 """The store between real processes of a run, of which some are killed."""
 
 import asyncio
+import importlib.util
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from missing import missing
 from module_run import finished
 from namespaces import CONTROLLER_ADDRESS, inside, namespaces
 from serving import eventually
-from store_stage import state_of
+from store_stage import Directory, state_of
 
 from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenError, WeightsError
 from rl_bridge.weights import Box, WeightStore
@@ -27,8 +29,10 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 SHORT_S = 3.0
 
 
-@pytest.fixture(params=["shared_memory", "rdma"])
+@pytest.fixture(params=["shared_memory", "rdma", "torchstore"])
 def transport(request: pytest.FixtureRequest) -> str:
+    if request.param == "torchstore" and importlib.util.find_spec("torchstore") is None:
+        missing("needs TorchStore: pip install --no-deps torchstore==0.1.2 pygtrie")
     return str(request.param)
 
 
@@ -115,6 +119,77 @@ async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Flee
     assert torch.equal((await reader.get.route(1))["weight"], state_of(10.0)["weight"])
     with pytest.raises(WeightsError, match=r"there is: version 1$"):
         await store.get(2)
+
+
+class Volumes:
+    """Stands for a volume and its client."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, torch.Tensor] = {}
+        self.broken = False
+        self.late: asyncio.Event | None = None
+
+    async def client(self) -> "Volumes":
+        return self
+
+    async def put(self, name: str, data: torch.Tensor) -> None:
+        data, late, self.late = data.clone(), self.late, None
+        if late is not None:
+            await late.wait()
+        self.held[name] = data
+        if self.broken:
+            raise RuntimeError("it was too slow")
+
+    async def get(self, name: str) -> torch.Tensor:
+        return self.held[name].clone()
+
+
+async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successor_s() -> None:
+    directory, volumes = Directory(), Volumes()
+    before, after = (
+        WeightStore(directory, transport="torchstore", volumes=volumes, timeout_s=SHORT_S)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    volumes.late = late = asyncio.Event()
+    sending = asyncio.ensure_future(before.put(5, {"w": torch.full((3,), 1.0)}))
+    await eventually(lambda: volumes.late is None)  # it is on its way
+    directory.caller = "second trainer"
+    await after.put(5, {"w": torch.full((3,), 2.0)})
+    assert (await after.get(5))["w"].tolist() == [2.0] * 3
+    late.set()  # and arrives under the name that its successor has
+    with pytest.raises(WeightsError, match="replaced by a newer one"):
+        await sending
+    with pytest.raises(SnapshotOverwrittenError):
+        await after.get(5)
+    await after.put(6, {"w": torch.full((3,), 3.0)})
+    assert (await after.get(6))["w"].tolist() == [3.0] * 3
+
+
+async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones() -> None:
+    from rl_bridge.weights.torch_store import VolumeAddress, VolumePublisher
+
+    volumes = Volumes()
+    replaced: list[object] = []
+
+    async def publish(publisher: VolumePublisher, key: int | str) -> str:
+        async with publisher.reserve(key, 0, 8) as room:
+            replaced.append(room.replaces)
+            address = await room.publish({})
+            assert isinstance(address, VolumeAddress)
+            return address.name
+
+    first, successor = (VolumePublisher(volumes, depth=2, timeout_s=SHORT_S) for _ in range(2))  # type: ignore[arg-type]  # a part
+    names = [await publish(first, version) for version in (1, 2)]
+    await publish(first, "kept")
+    volumes.broken = True
+    with pytest.raises(WeightsError, match="cannot send version 3 to TorchStore: it was too slow"):
+        await publish(first, 3)
+    volumes.broken = False
+    await publish(first, 4)
+    await publish(first, 5)
+    assert [await publish(successor, version) for version in (5, 6)] == names
+    assert volumes.held.keys() == {*names, "'kept'/0/0"}
+    assert replaced == [None, None, None, 1, 1, 2, None, None]
 
 
 @pytest.mark.parametrize("overwritten", [True, False])
