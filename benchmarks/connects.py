@@ -25,7 +25,6 @@ EXTRA_MS: Final = 2.0
 
 CONNECT: Final = "connect, ms"
 CPU: Final = "CPU of a connect, ms"
-SUBJECTS: Final = ("fleet", "fleet, first", "direct")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +44,16 @@ def measure(plan: Plan, measurements: Measurements) -> None:
 
 async def _connects(measurements: Measurements, servers: list[Server], plan: Plan) -> None:
     urls = [server.url for server in servers]
-    for number, subject in in_rounds(plan.rounds, SUBJECTS):
-        if subject == "fleet, first":
-            forget_loads()
-        client = GenericEnvClient(urls[number % SERVERS] if subject == "direct" else urls)
-        cpu, began = _cpu_ns(servers), time.perf_counter()
-        await client.connect()
-        measurements.add(CONNECT, subject, "", 1e3 * (time.perf_counter() - began))
-        measurements.add(CPU, subject, "", 1e-6 * (_cpu_ns(servers) - cpu))
-        await client.close()
+    for fleet in ("fleet", "fleet, first"):
+        for number, subject in in_rounds(plan.rounds, (fleet, "direct")):
+            if subject == "fleet, first":
+                forget_loads()
+            client = GenericEnvClient(urls[number % SERVERS] if subject == "direct" else urls)
+            cpu, began = _cpu_ns(servers), time.perf_counter()
+            await client.connect()
+            measurements.add(CONNECT, subject, "", 1e3 * (time.perf_counter() - began))
+            measurements.add(CPU, subject, "", 1e-6 * (_cpu_ns(servers) - cpu))
+            await client.close()
 
 
 def _cpu_ns(servers: list[Server]) -> int:
@@ -64,7 +64,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
     """Yield the bars of the differences."""
     for figure in (CONNECT, CPU):
         direct = measurements.median(figure, "direct")
-        for subject in SUBJECTS[:2]:
+        for subject in ("fleet", "fleet, first"):
             fleet = measurements.median(figure, subject)
             if fleet is not None and direct is not None:
                 yield from at_most(f"{figure}: {subject} - direct", fleet - direct, EXTRA_MS)

@@ -85,10 +85,13 @@ class _Call:
         if self.nested:
             return result
         self.episode.busy = False
-        if isinstance(result, Observation):
+        is_by_seat = isinstance(
+            result, dict
+        )  # of a `MultiAgentEnvironment`; checks of abstract classes are slow
+        if not is_by_seat and isinstance(result, Observation):
             result = self.environment._apply_transform(result)
-        elif isinstance(result, Mapping):  # of a `MultiAgentEnvironment`, by seat
-            self.episode.over = all(each.done for each in result.values())
+        elif is_by_seat or isinstance(result, Mapping):
+            self.episode.over = False not in [each.done for each in result.values()]
             return result
         self.episode.over = getattr(result, "done", False)
         return result
@@ -230,7 +233,7 @@ def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
         call = _Step(self)
         with _failing(call):
             observation = method(self, action, *values, **options)
-            if not isinstance(observation, Observation):
+            if not isinstance(observation, _PLAIN_RESULTS):
                 require_value(observation, method.__qualname__)
             if call.is_scored:
                 observation.reward = self._apply_rubric(action, observation)
@@ -271,6 +274,8 @@ def _failing(call: _Call) -> Iterator[None]:
         call.fail(error)
         raise
 
+
+_PLAIN_RESULTS: Final = (dict, Observation)
 
 _WRAPPERS: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
     "reset": _wrap_reset,

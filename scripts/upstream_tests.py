@@ -30,7 +30,6 @@ FILE_TIMEOUT_S: Final = 600
 PASSED: Final = "passed"
 
 REASONS: Final = {
-    "agents": "drivers of coding agents (openenv.core.harness)",
     "installer": "private modules with the released ways to find, fetch and install environments (openenv.auto._*)",
     "private": "private attributes of the released classes, what its modules import, its distribution's version",
     "refused": "refused on purpose: an agent's code inside the server",

@@ -10,6 +10,7 @@ from openenv_core.protocol.http import websocket_url
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.schema import Config, EnvConfig, env_key
 from rl_bridge.config.sections import Section
+from rl_bridge.config.self_play import SelfPlayConfig
 from rl_bridge.errors import ConfigError
 
 Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
@@ -96,6 +97,8 @@ def find_unused_keys(config: Config) -> list[str]:
             for key in ("curve_tasks", "repetitions", "success")
             if getattr(evaluation, key) != type(evaluation).model_fields[key].default
         ]
+    if config.self_play != SelfPlayConfig() and not any(env.seats for env in config.environments.values()):
+        lines.append("self_play.* has no effect: it only counts if env.seats names the seats of a game")
     if config.rollout.checkpoint_on_preemption and not config.trainer.checkpoint_interval:
         lines.append(
             "rollout.checkpoint_on_preemption=True has no effect on the run: trainer.checkpoint_interval=0 keeps no "

@@ -666,7 +666,8 @@ class EnvironmentSession:
 
     def _check_and_mark(self, observation: object) -> Any:
         # Encoding anything else raises the error.
-        return self._mark_unscored(observation) if isinstance(observation, Observation) else observation
+        is_observation = Observation in type(observation).__mro__
+        return self._mark_unscored(observation) if is_observation else observation  # type: ignore[arg-type]
 
     def _mark_unscored(self, observation: Observation) -> Observation:
         """Return an observation as it is sent: without a reward and with the reason if its episode cannot be scored.

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from inspect import signature
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -320,34 +321,37 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, times: int) -> None:
         await writer.drain()
 
 
-async def test_frames_answered_by_the_hook_do_not_reach_receive() -> None:
+async def test_frames_that_a_connection_takes_do_not_reach_receive() -> None:
     """All other frames reach `receive`, in order."""
     received: list[Any] = []
+    connection = SimpleNamespace(is_sending=False, paused=None, closing=False)
 
     async def half(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.accept"})
         protocol = scope["extensions"][FAST_PATH_EXTENSION]
-        answered = ("now", "now" * 100, "now, twice", b"soon")
-        protocol.on_frame = lambda frame: frame in answered and protocol.send_frame(frame.upper())
+        connection.on_frame = lambda frame: protocol.send_frame(frame.upper())
+        protocol.connection = connection
         while (message := await receive())["type"] == "websocket.receive":
             received.append(message.get("text") or message.get("bytes"))
             await send({**message, "type": "websocket.send"})
 
     async with serving(half) as address, opened(address) as (reader, writer):
-        for opcode, sent, back in (
-            (TEXT, b"now", b"NOW"),
-            (TEXT, b"later", b"later"),
-            (BINARY, b"now", b"now"),
-            (BINARY, b"soon", b"SOON"),
-            (TEXT, b"now" * 100, b"NOW" * 100),
+        for opcode, sent, back, busy in (
+            (TEXT, b"now", b"NOW", {}),
+            (TEXT, b"later", b"later", {"is_sending": True}),
+            (BINARY, b"now", b"now", {"paused": True}),
+            (TEXT, b"last", b"last", {"closing": True}),
+            (BINARY, b"soon", b"SOON", {}),
+            (TEXT, b"now" * 100, b"NOW" * 100, {}),
         ):
             await asyncio.sleep(PAUSE_S)  # until the application waits for it
+            vars(connection).update({"is_sending": False, "paused": None, "closing": False} | busy)
             writer.write(frame(sent, opcode))
             assert await read_frame(reader) == (opcode, back)
         writer.write(frame(b"now, twice") * 2)  # more than one frame at once goes the general way
         assert [await read_frame(reader) for _ in range(2)] == [(TEXT, b"now, twice")] * 2
-    assert received == ["later", b"now", "now, twice", "now, twice"]
+    assert received == ["later", b"now", "last", "now, twice", "now, twice"]
 
 
 async def test_writes_of_one_loop_turn_are_sent_together() -> None:
