@@ -211,10 +211,6 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     api = HfApi(endpoint=endpoint)
-    failures: tuple[type[Exception], ...] = (
-        HfHubHTTPError,
-        *_connection_errors(),
-    )  # a missing token is an OSError
     try:
         space_url: Any = api.create_repo(
             space, repo_type="space", space_sdk="docker", private=private or None, exist_ok=True
@@ -228,7 +224,7 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         )
     except HFValidationError as error:
         raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
-    except failures as error:
+    except _upload_errors(HfHubHTTPError) as error:
         reason = getattr(error, "server_message", None) or error
         raise PushError(
             f"expected the hub at {api.endpoint} to take {space}, got {type(error).__name__}: {reason}; log in with "
@@ -237,7 +233,10 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
     return str(space_url)
 
 
-def _connection_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that the library raises if the hub does not answer; 2.0 changed its HTTP client."""
+def _upload_errors(of_hub: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return what the library raises if the hub refuses or does not answer; 2.0 changed its HTTP client.
+
+    A missing token is an OSError.
+    """
     clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
-    return (OSError, *(client.TransportError for client in clients if client is not None))
+    return (of_hub, OSError, *(client.TransportError for client in clients if client is not None))
