@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from openenv_core.evaluation.statistics import mean_interval
 from rl_bridge.config import Config
@@ -116,26 +115,22 @@ class Opponents:
         fixed = [] if self._config.opponent_source in (None, FROZEN) else [self._source]
         players = list(dict.fromkeys([*players, *fixed, *functions, *self._config.self_play.opponents]))
         rows = [await self._play(name, seats, player, version) for player in players]
-        probe: Mapping[str, float] = {}
-        if rows and isinstance(task := self._tasks[name], Task):
-            probe = to_floats(await task.probe(self._chat), "probe")
-        table = {"iteration": version, "environment": name, "opponents": rows}
-        if EXPLOITABILITY in probe:
-            table[EXPLOITABILITY] = probe[EXPLOITABILITY]
         if not rows:
             return
+        table = {"iteration": version, "environment": name, "opponents": rows}
+        if isinstance(task := self._tasks[name], Task):
+            probe = to_floats(await task.probe(self._chat), "probe")
+            table |= {EXPLOITABILITY: probe[EXPLOITABILITY]} if EXPLOITABILITY in probe else {}
         with (self._folder / TABLE_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(table) + "\n")
-        self._console.print(format_table(table, seats))
+        self._console.print(format_table(table), markup=False, highlight=False, soft_wrap=True)
         for row in rows if version else ():  # the log begins with iteration 1
             prefix = f"{environment_prefix(name)}cross/{row['opponent']}/"
             figures = {"mean": row, **{f"seat/{seat}": row["seats"][seat] for seat in seats}}
             for label, figure in figures.items():
-                if figure["mean"] is not None:
-                    self._metrics[prefix + label] = figure["mean"]
-                if figure["ci95"] is not None:
-                    low, high = figure["ci95"]
-                    self._metrics |= {f"{prefix}{label}_low": low, f"{prefix}{label}_high": high}
+                bounds = figure["ci95"] or (None, None)
+                named = zip(("", "_low", "_high"), (figure["mean"], *bounds), strict=True)
+                self._metrics |= {f"{prefix}{label}{end}": value for end, value in named if value is not None}
 
     async def _play(
         self, name: str, seats: Sequence[str], player: str, version: PolicyVersion
@@ -228,20 +223,16 @@ def estimate(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": math.fsum(values) / len(values) if values else None, "ci95": mean_interval(values)}
 
 
-def format_table(table: Mapping[str, Any], seats: Sequence[str]) -> Table:
-    """Return a cross-table for the console."""
-    exact = f", exploitability {table[EXPLOITABILITY]:.4g}" if EXPLOITABILITY in table else ""
-    shown = Table(
-        "against", *seats, "all seats", title=f"iteration {table['iteration']}{exact}", title_justify="left"
-    )
+def format_table(table: Mapping[str, Any]) -> str:
+    """Return a cross-table for the console, a line for each opponent."""
+    exact = f"; exploitability {table[EXPLOITABILITY]:.4g}" if EXPLOITABILITY in table else ""
+    lines = [f"cross-table of iteration {table['iteration']}{exact}"]
     for row in table["opponents"]:
-        figures = [*(row["seats"][seat] for seat in seats), row]
-        shown.add_row(row["opponent"], *map(_format_figure, figures))
-    return shown
+        figures = [_format_figure(f"{seat} ", figure) for seat, figure in row["seats"].items()]
+        lines.append(f"  against {row['opponent']}: {_format_figure('', row)}; {', '.join(figures)}")
+    return "\n".join(lines)
 
 
-def _format_figure(figure: Mapping[str, Any]) -> str:
-    if figure["mean"] is None:
-        return "-"
-    bounds = "" if figure["ci95"] is None else " ({:.3f} to {:.3f})".format(*figure["ci95"])
-    return f"{figure['mean']:.3f}{bounds}"
+def _format_figure(label: str, figure: Mapping[str, Any]) -> str:
+    mean = "-" if figure["mean"] is None else f"{figure['mean']:.3f}"
+    return label + mean + ("" if figure["ci95"] is None else " ({:.3f} to {:.3f})".format(*figure["ci95"]))
