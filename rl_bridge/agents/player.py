@@ -86,6 +86,7 @@ class AgentPlayer:
         call_settings = CallSettings(
             temperature=settings.temperature,
             max_calls=settings.num_turns,
+            repair=self._config.model.repair_tool_calls,
             style=None if style == "auto" else CallStyle(style),
             seed_of=None if sampling_key is None else partial(sampling_seed, *sampling_key),
             is_excluded=self._is_excluded,

@@ -84,6 +84,8 @@ class ModelConfig(Section):
     """Whether chat templates with `enable_thinking` (such as Qwen3's) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama", "xml"] = "auto"
     """How the policy writes tool calls; auto detects it from the chat template."""
+    repair_tool_calls: bool = False
+    """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
 
 
 class EnvConfig(Section):

@@ -37,6 +37,7 @@ class CallSettings:
     Attributes:
         temperature: Of all answers, whatever the agent asks for: the trainer computes with one temperature.
         max_calls: The most answers; None for no limit.
+        repair: Whether a call in almost valid JSON is repaired.
         style: How the policy writes calls; None for the style of its chat template.
         seed_of: Returns the seed of an answer by its number in the episode; None to let the engine draw.
         is_excluded: Whether a call is left out of training.
@@ -45,6 +46,7 @@ class CallSettings:
 
     temperature: float = 1.0
     max_calls: int | None = None
+    repair: bool = False
     style: CallStyle | None = None
     seed_of: Callable[[int], int] | None = None
     is_excluded: Callable[[ModelRequest], bool] = lambda request: False

@@ -112,6 +112,7 @@ class SampledEpisode(GatewayEpisode):
                 written,
                 style=style,
                 functions=request.functions,
+                repair=self.settings.repair and completion.stopped,
                 in_thought=in_thought,
             )
             if parsed and not isinstance(parsed, UnparsableCall):

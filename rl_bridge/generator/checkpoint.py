@@ -92,6 +92,7 @@ class CheckpointChat:
             model.tokenizer.decode_written(completion.tokens),
             style=model.tokenizer.call_style or CallStyle.HERMES,
             functions=self._chat.functions,
+            repair=False,
             in_thought=model.tokenizer.opens_thought(prompt),
         )
         text = model.tokenizer.text(completion.tokens)

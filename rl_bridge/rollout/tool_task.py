@@ -27,12 +27,14 @@ class ToolDialogue:
         conversation: Conversation,
         *,
         style: CallStyle,
+        repair: bool,
     ) -> None:
         self.tool_calls = 0
         self._task = task
         self._policy = policy
         self._conversation = conversation
         self._style = style
+        self._repair = repair
         self._answer: Completion | None = None
         self._calls: Iterator[ToolCall] = iter(())
         self._results: list[tuple[ToolCall | None, Any]] = []
@@ -49,13 +51,14 @@ class ToolDialogue:
         return prompt if self._policy.has_room(prompt) else None
 
     def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:
-        """Return the actions of the answer's tool calls."""
+        """Return the actions of the answer's tool calls; one that was cut midway is never repaired."""
         self._answer = completion
         tokenizer = self._policy.tokenizer
         calls = parse_tool_calls(
             tokenizer.decode_written(completion.tokens),
             style=self._style,
             functions=self._conversation.functions,
+            repair=self._repair and completion.stopped,
             in_thought=tokenizer.opens_thought(self._conversation.prompt),
         )
         if isinstance(calls, UnparsableCall):
@@ -175,6 +178,7 @@ class ToolTask(Task):
             policy,
             policy.converse(self.messages(observation), await self.functions(session, observation)),
             style=self._style(policy),
+            repair=self.config.model.repair_tool_calls,
         )
 
     def _make_error(self, expected: str, got: object, method: str) -> RolloutError:

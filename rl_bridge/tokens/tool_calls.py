@@ -1,4 +1,4 @@
-"""Parsing tool calls in a policy's answers, in the styles of checkpoints."""
+"""Parsing tool calls in a policy's answers, in the styles of checkpoints, and repairing almost valid JSON."""
 
 import json
 import math
@@ -9,7 +9,67 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NoReturn
 
+_FENCE: Final = "```"
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
+_WORD: Final = re.compile(r"[A-Za-z_]+")
+_CLOSING_BRACKETS: Final = {"{": "}", "[": "]"}
+_CONTROLS: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def repair_json(text: str) -> str:
+    """Repair unambiguous faults in JSON; the result need not be valid.
+
+    Surrounding code fences are removed. Single-quoted strings become double-quoted, raw line breaks and tabs in strings
+    become escapes, Python's True, False and None become JSON's, commas before a closing bracket are removed, and what
+    is still open at the end is closed. Names, numbers and order stay as they are.
+    """
+    if (fenced := text.strip()).startswith(_FENCE):
+        text = fenced.removeprefix(_FENCE).removeprefix("json").removesuffix(_FENCE).strip()
+    out: list[str] = []
+    open_brackets: list[str] = []
+    index = 0
+    while index < len(text):
+        char = text[index]
+        if char in "\"'":
+            string, index = _repair_string(text, index)
+            out.append(string)
+        elif (word := _WORD.match(text, index)) is not None:
+            out.append(_PYTHON.get(word[0], word[0]))
+            index = word.end()
+        else:
+            if char in _CLOSING_BRACKETS:
+                open_brackets.append(_CLOSING_BRACKETS[char])
+            elif open_brackets and char == open_brackets[-1]:
+                open_brackets.pop()
+                _drop_comma(out)
+            out.append(char)
+            index += 1
+    if open_brackets:
+        _drop_comma(out)
+    return "".join(out) + "".join(reversed(open_brackets))
+
+
+def _drop_comma(out: list[str]) -> None:
+    while out and out[-1].isspace():
+        out.pop()
+    if out and out[-1] == ",":
+        out.pop()
+
+
+def _repair_string(text: str, start: int) -> tuple[str, int]:
+    """Return the string that begins at `start` as JSON, and where it ends; an unclosed one ends with the text."""
+    quote, index, out = text[start], start + 1, ['"']
+    while index < len(text) and text[index] != quote:
+        char = text[index]
+        if char == "\\" and index + 1 < len(text):
+            out.append("'" if text[index + 1] == "'" else text[index : index + 2])
+            index += 2
+            continue
+        out.append('\\"' if char == '"' else _CONTROLS.get(char, char))
+        index += 1
+    return "".join(out) + '"', index + 1
+
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 MAX_DEPTH = 64
@@ -60,6 +120,7 @@ def parse_tool_calls(
     *,
     style: CallStyle,
     functions: Sequence[Mapping[str, Any]] = (),
+    repair: bool = False,
     in_thought: bool = False,
 ) -> list[ToolCall] | UnparsableCall:
     """Parse the calls in an answer, in order; if one cannot be parsed, the whole answer is unparsable.
@@ -71,6 +132,7 @@ def parse_tool_calls(
         text: The answer, special tokens included, without the token that ended it.
         style: How calls are written.
         functions: The tools that the policy was told of; in XML only their schemas tell a number from its digits.
+        repair: Repair almost valid JSON; see `repair_json`. Otherwise it has to conform to RFC 8259.
         in_thought: Whether the prompt opened a thought, as some templates do, which the text continues.
 
     Returns:
@@ -82,22 +144,24 @@ def parse_tool_calls(
     answer = after if closing else text
     try:
         if style is CallStyle.HERMES:
-            return [_make_call(_load_json(block), "arguments") for block in _find_blocks(answer)]
+            return [
+                _make_call(_load_json(block, repair), "arguments") for block in _find_blocks(answer, repair)
+            ]
         if style is CallStyle.XML:
-            return [_parse_xml(block, functions) for block in _find_blocks(answer)]
-        return _parse_llama(answer.strip())
+            return [_parse_xml(block, functions) for block in _find_blocks(answer, repair)]
+        return _parse_llama(answer.strip(), repair)
     except (ValueError, RecursionError) as error:
         return UnparsableCall(str(error) or type(error).__name__)
 
 
-def _find_blocks(answer: str) -> list[str]:
+def _find_blocks(answer: str, repair: bool) -> list[str]:
     before, *blocks = answer.split(OPEN)
     if CLOSE in before:
         raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
     contents = []
     for block in blocks:
         inside, closing, after = block.partition(CLOSE)
-        if not closing:
+        if not closing and not repair:
             raise ValueError(f"expected {CLOSE} after {OPEN}, got none")
         if CLOSE in after:
             raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
@@ -156,13 +220,13 @@ def _read_value(text: str, types: Collection[str]) -> Any:
     return text if "string" in types and _JSON_TYPES[type(value)].isdisjoint(types) else value
 
 
-def _parse_llama(answer: str) -> list[ToolCall]:
+def _parse_llama(answer: str, repair: bool) -> list[ToolCall]:
     rest = answer.removeprefix(PYTHON_TAG).strip()
     if not rest.startswith("{") and rest == answer:
         return []
     calls = []
     while True:
-        value, rest = _parse_first_object(rest)
+        value, rest = _parse_first_object(rest, repair)
         calls.append(_make_call(value, "parameters"))
         if not rest:
             return calls
@@ -171,12 +235,12 @@ def _parse_llama(answer: str) -> list[ToolCall]:
         rest = rest[1:].lstrip()
 
 
-def _parse_first_object(text: str) -> tuple[Any, str]:
-    """Return the JSON value that a text begins with, and the rest."""
+def _parse_first_object(text: str, repair: bool) -> tuple[Any, str]:
+    """Return the JSON value that a text begins with, and the rest; if it has to be repaired, all text is the value."""
     try:
         value, end = json.JSONDecoder(**_STRICT).raw_decode(text)
-    except json.JSONDecodeError as error:
-        raise _make_json_error(text, error) from None
+    except ValueError:
+        return _load_json(text, repair), ""
     return value, text[end:].lstrip()
 
 
@@ -204,16 +268,12 @@ def _require_sendable(value: Any, depth: int) -> None:
             _require_sendable(item, depth - 1)
 
 
-def _load_json(text: str) -> Any:
+def _load_json(text: str, repair: bool) -> Any:
     text = text.strip()
     try:
-        return json.loads(text, **_STRICT)
+        return json.loads(repair_json(text) if repair else text, **_STRICT)
     except json.JSONDecodeError as error:
-        raise _make_json_error(text, error) from None
-
-
-def _make_json_error(text: str, error: json.JSONDecodeError) -> ValueError:
-    return ValueError(f"expected JSON, got {text!r:.80}: {error}")
+        raise ValueError(f"expected JSON, got {text!r:.80}: {error}") from None
 
 
 def _refuse_constant(constant: str) -> NoReturn:

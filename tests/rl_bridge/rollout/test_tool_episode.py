@@ -115,7 +115,9 @@ async def test_answer_is_read_as_task_settings_and_stop_say(at_the_desk: ActiveA
         assert summary(await only(play)) == (Ending.COMPLETED, 2, 1, 1.25)
     async with at_the_desk([ADD, "I think, so I " + BREAK]) as play:
         assert summary(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 1, 0.25 - 1.5)
-    async with at_the_desk([ADD, FINISH], thinking=False) as play:
+    almost = "<tool_call>{'name': 'add', 'arguments': {'a': 1, 'b': 2}}</tool_call>"
+    async with at_the_desk([almost, FINISH], thinking=False) as play:
+        configure(play, repair_tool_calls=True)
         assert summary(await only(play)) == (Ending.COMPLETED, 2, 2, 1.25)
         # One that does not think is opened so in every turn.
         assert all(
@@ -123,7 +125,7 @@ async def test_answer_is_read_as_task_settings_and_stop_say(at_the_desk: ActiveA
         )
 
 
-async def test_calls_of_a_cut_answer_count_and_one_that_is_cut_midway_does_not(
+async def test_calls_of_a_cut_answer_count_and_one_that_is_cut_midway_is_not_repaired(
     at_the_desk: ActiveAssignment,
 ) -> None:
     async with at_the_desk([ADD + " and so " + BREAK, FINISH]) as play:
@@ -134,6 +136,7 @@ async def test_calls_of_a_cut_answer_count_and_one_that_is_cut_midway_does_not(
     (row,) = rows_of([episode])
     assert sum(row.loss_mask) == sum(len(turn.completion.tokens) for turn in episode.turns)
     async with at_the_desk([ADD, calling("echo", text="hello")[:-20] + BREAK]) as play:
+        configure(play, repair_tool_calls=True)
         assert summary(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 1, 0.25 - 1.5)
 
 

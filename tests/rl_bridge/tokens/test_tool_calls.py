@@ -1,4 +1,4 @@
-"""Tool calls in a policy's answer: parsed exactly or refused."""
+"""Tool calls in a policy's answer: parsed exactly or refused; repaired only on request."""
 
 import json
 from typing import Any
@@ -12,6 +12,7 @@ from rl_bridge.tokens.tool_calls import (
     ToolCall,
     UnparsableCall,
     parse_tool_calls,
+    repair_json,
     style_of_template,
 )
 
@@ -110,8 +111,9 @@ def test_calls_as_llama_writes_them(text: str, calls: list[ToolCall]) -> None:
         '<tool_call>{"name": "look", "arguments": {"at": "x"}}',
     ],
 )
-def test_almost_valid_calls_are_unparsable(text: str) -> None:
+def test_almost_valid_calls_are_repaired_on_request(text: str) -> None:
     assert isinstance(parse_tool_calls(text, style=HERMES), UnparsableCall)
+    assert parse_tool_calls(text, style=HERMES, repair=True) == [LOOK]
 
 
 def xml(name: str, **parameters: str) -> str:
@@ -211,6 +213,29 @@ def test_a_thought_that_the_prompt_began_is_no_answer_until_it_ends(style: CallS
     assert parse_tool_calls(f"{call}</think>{call}", style=style, in_thought=True) == [LOOK]
 
 
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        ("{'say': \"it's\", \"x\": 'a \"b\" \\'c\\''}", {"say": "it's", "x": "a \"b\" 'c'"}),
+        ('{"a": True, "b": False, "c": None, "d": "True"}', {"a": True, "b": False, "c": None, "d": "True"}),
+        ('{"code": "a = 1\n\tb"}', {"code": "a = 1\n\tb"}),
+        ('{"a": [1, 2, ], "b": {"c": 1 , }', {"a": [1, 2], "b": {"c": 1}}),
+        ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}),
+        (' ```json {"a": "```"', {"a": "```"}),
+        # A policy that repeats itself is no reason to wait: in one pass, whatever it is that it repeats.
+        ('```{"a": 1' + " " * 100_000 + "}", {"a": 1}),
+    ],
+)
+def test_repairs_by_hand(text: str, mended: Any) -> None:
+    assert json.loads(repair_json(text)) == mended
+
+
+@pytest.mark.parametrize("text", ["[1" + ", " * 50_000 + "2", "['" * 20_000])
+def test_what_cannot_be_repaired_stays_invalid(text: str) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(repair_json(text))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -221,9 +246,10 @@ few = settings(max_examples=30)
 
 @few
 @given(st.text(alphabet="{}[]\",:'\\ \n`aTN0-.", max_size=40))
-def test_parsing_never_raises(text: str) -> None:
+def test_repair_never_raises(text: str) -> None:
+    assert isinstance(repair_json(text), str)
     for style in CallStyle:
-        parse_tool_calls(hermes(text), style=style)
+        parse_tool_calls(hermes(text), style=style, repair=True)
         parse_tool_calls(text, style=style)
 
 
@@ -231,11 +257,13 @@ def test_parsing_never_raises(text: str) -> None:
 @given(st.text(max_size=30), st.dictionaries(st.text(), JSON, max_size=3))
 def test_every_call_that_can_be_written_is_read(prefix: str, arguments: dict[str, Any]) -> None:
     prefix = prefix.replace("<", "").replace("{", "")
-    text = json.dumps({"name": "f", "arguments": arguments})
-    if not any(mark in text for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>")):
-        assert parse_tool_calls(prefix + hermes(text), style=HERMES) == [ToolCall("f", arguments)]
-    text = json.dumps({"name": "f", "parameters": arguments})
-    assert parse_tool_calls(text, style=LLAMA) == [ToolCall("f", arguments)]
+    for repair in (False, True):
+        text = json.dumps({"name": "f", "arguments": arguments})
+        if not any(mark in text for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>")):
+            read = parse_tool_calls(prefix + hermes(text), style=HERMES, repair=repair)
+            assert read == [ToolCall("f", arguments)]
+        text = json.dumps({"name": "f", "parameters": arguments})
+        assert parse_tool_calls(text, style=LLAMA, repair=repair) == [ToolCall("f", arguments)]
 
 
 def test_a_template_says_how_calls_are_written() -> None:
