@@ -33,10 +33,10 @@ _START_POLL_INTERVAL_S: Final = 0.01
 
 
 class Entered:
-    """The functions of ours that threads enter while it is on."""
+    """The functions of ours that threads enter while it is on, in that order."""
 
     def __init__(self) -> None:
-        self.codes: set[CodeType] = set()
+        self.codes: dict[CodeType, None] = {}
 
     def __enter__(self) -> "Entered":
         sys.setprofile(self._enter)
@@ -47,7 +47,7 @@ class Entered:
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(_OURS):
-            self.codes.add(frame.f_code)
+            self.codes.setdefault(frame.f_code)
 
     @property
     def files(self) -> set[str]:
@@ -88,7 +88,7 @@ def main() -> None:
         entered = asyncio.run(measure(app(), transport, options))
         print(f"{name}: {len(entered.codes)} functions, {len(entered.files)} files")
         if "--list" in sys.argv:
-            for code in sorted(entered.codes, key=lambda code: (code.co_filename, code.co_firstlineno)):
+            for code in entered.codes:
                 print(f"  {Path(code.co_filename).relative_to(ROOT)}: {code.co_qualname}")
 
 

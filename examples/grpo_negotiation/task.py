@@ -5,14 +5,14 @@ from typing import Final
 
 from envs.negotiation_env import NegotiationAction, NegotiationEnv, NegotiationObservation
 from envs.negotiation_env.division import worth
-from envs.negotiation_env.models import ITEMS
+from envs.negotiation_env.models import Item
 from rl_bridge.rollout import Task
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, Ending
 
-LETTERS: Final = dict(zip("ABC", ITEMS, strict=True))
+LETTERS: Final[dict[str, Item]] = {"A": "books", "B": "hats", "C": "balls"}
 """What a player says to take all items of a kind."""
 ACCEPT: Final = "yes"
 SYSTEM: Final = "A, B, C or yes?"

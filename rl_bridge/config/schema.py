@@ -374,6 +374,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
+    metrics: MetricsConfig = MetricsConfig()
     records: RecordsConfig = RecordsConfig()
     monarch: MonarchConfig = MonarchConfig()
 

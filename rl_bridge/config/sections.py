@@ -231,12 +231,10 @@ class RewardConfig(Section):
     ] = ()
     """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. Its reward is
     added to the environment's; answers to a dataset's prompts are rewarded by it alone. null is none."""
-    weights: tuple[Positive, ...] = ()
-    """The weights of the votes, one per function; by default all are equal."""
-    rule: Literal["mean", "majority", "min"] = "mean"
+    rule: Literal["mean", "majority"] = "mean"
     """How votes become a reward."""
     quorum: Fraction = 0.5
-    """The share of the weights that has to vote; with less the answer has no reward, and is left out."""
+    """The share of the functions that has to vote; with less the answer has no reward, and is left out."""
     timeout_seconds: Seconds = 10.0
     """How long a function may take. One that takes longer is killed with everything it started, and votes None."""
     start_timeout_seconds: Seconds = 60.0
@@ -253,10 +251,6 @@ class RewardConfig(Section):
         if self.function and self.model is not None:
             raise ValueError(
                 "expected reward.function or reward.model, got both; a function may ask a model itself"
-            )
-        if self.weights and len(self.weights) != len(self.functions):
-            raise ValueError(
-                f"expected reward.weights with one a function, {len(self.functions)}, got {len(self.weights)}"
             )
         return self
 

@@ -17,7 +17,7 @@ from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.replica import PolicyReplica
 from rl_bridge.generator.vllm_api import EngineTotals, engine_environment
 from rl_bridge.services.actor import BoundOptions, ServiceActor
-from rl_bridge.services.options import GpuLock, derive_seed
+from rl_bridge.services.own_process import GpuLock, derive_seed
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -286,7 +287,8 @@ class VllmEngine(Engine):
             if state is not None and lora is None and not self.holds_weights:
                 load, handover = "load_handover", await asyncio.to_thread(self._sender.write, state)
             requested = time.monotonic()
-            async with self._hold_requests(f"load version {version}", wakes=lora is not None):
+            is_ready = self._is_drained if lora is None else partial(self._has_room, state)
+            async with self._hold_requests(f"load version {version}", is_ready, wakes=lora is not None):
                 asleep = self.statistics.asleep
                 # An adapter is added between two steps; answers in progress keep theirs, and their keys and values.
                 pauses = state is not None and lora is None and not asleep
@@ -322,15 +324,17 @@ class VllmEngine(Engine):
     async def _put_to_sleep(self) -> None:
         async with self._weights_lock:
             if not self.statistics.asleep:
-                async with self._hold_requests("go to sleep"):
+                async with self._hold_requests("go to sleep", self._is_drained):
                     with self._count_activity("sleep"):
                         await self._llm.sleep(**SLEEP)
 
     @contextlib.asynccontextmanager
-    async def _hold_requests(self, action: str, *, wakes: bool = False) -> AsyncIterator[None]:
+    async def _hold_requests(
+        self, action: str, is_ready: Callable[[], bool], *, wakes: bool = False
+    ) -> AsyncIterator[None]:
         """Pass no requests to the engine within the block; if the block fails or takes too long, the engine ends.
 
-        Requests in progress that have to end before are waited for; `wakes` wakes a sleeping engine for them.
+        Before that, requests in progress are waited for until it is ready; `wakes` wakes a sleeping engine for them.
         """
         limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
         deadline = asyncio.timeout(limit_s)
@@ -342,7 +346,7 @@ class VllmEngine(Engine):
                             await self._llm.wake_up(["weights"])
                             await self._llm.wake_up(["kv_cache"])
                 # The wait ends in any case, because requests that get no token are aborted.
-                while not self.statistics.asleep and self._must_drain():
+                while not is_ready():
                     self._call_ended.clear()
                     await self._call_ended.wait()
                 async with deadline:
@@ -357,15 +361,23 @@ class VllmEngine(Engine):
             self._end(failure)
             raise failure from error
 
-    def _must_drain(self) -> bool:
-        """Whether calls in progress have to end before the weights change.
+    def _is_drained(self) -> bool:
+        """Whether no request is in progress that `rollout.weight_update` wants finished first.
 
         vLLM's own mode "wait" would leave requests that have not started to the new weights.
         """
-        if self._rollout.weight_update == "drain":
-            return self._activity_counts["generate"] > 0
-        used = sum(bool(adapter.calls) for adapter in self._adapters if adapter.request is not None)
-        return self._config.pushed_adapter is not None and used >= max_adapters(self._rollout)
+        waits = self._rollout.weight_update == "drain" and not self.statistics.asleep
+        return not (waits and self._activity_counts["generate"])
+
+    def _has_room(self, state: Mapping[str, Tensor] | None) -> bool:
+        """Whether an adapter, or with an empty state the model without one, can be beside those in use.
+
+        Requests with adapters and without are never in one batch: vLLM's kernels for CPUs give the latter an adapter.
+        """
+        used = [adapter for adapter in self._adapters if adapter.calls]
+        if not state or any(adapter.request is None for adapter in used):
+            return not used
+        return len(used) < max_adapters(self._rollout)
 
     async def _add_adapter(
         self, version: PolicyVersion, state: Mapping[str, Tensor], lora: LoraConfig

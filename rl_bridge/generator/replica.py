@@ -18,7 +18,7 @@ from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.engine import VllmEngine
 from rl_bridge.generator.vllm_api import import_engine
 from rl_bridge.metrics.spans import log_phase
-from rl_bridge.services.options import GpuLock
+from rl_bridge.services.own_process import GpuLock
 from rl_bridge.titan.architecture import read_hf_config
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.assembly import without_data

@@ -57,7 +57,8 @@ class Opponents:
         self._config, self._folder, self._model_path = config, folder, model_path
         self._generator, self._dispatcher = generator, dispatcher
         self._tasks, self._chat, self._console = tasks, chat, console
-        self._loaded = self._source = initial_player(config)
+        self._source = initial_player(config)
+        self._loaded: str | None = self._source
         self._dispatcher.opponent = 0 if config.opponent_source == FROZEN else None
         self._loads = itertools.count(1)
         self._metrics: dict[str, float] = {}

@@ -38,28 +38,19 @@ YES = 0.5
 
 
 def count_votes(votes: Sequence[float | None], reward: RewardConfig) -> float | None:
-    """Combine the votes of several functions into a reward, by `reward.rule`, `.weights` and `.quorum`.
-
-    A function without a vote counts only for the quorum.
+    """Combine the votes of several functions into a reward, by `reward.rule` and `.quorum`.
 
     Args:
-        votes: One per function, shape [F]; None from a function that could not tell.
+        votes: One per function, shape [F]; None from a function that could not tell, which only the quorum counts.
         reward: The configuration.
 
     Returns:
         The reward; None if less than the quorum has voted, and at a tie.
     """
-    weights = reward.weights or (1.0,) * len(votes)
-    cast = [(vote, weight) for vote, weight in zip(votes, weights, strict=True) if vote is not None]
-    weight_cast, required_weight = sum(weight for _, weight in cast), reward.quorum * sum(weights)
-    # Sums are compared with a tolerance: in floating point, half of 0.3 + 0.1 + 0.2 is a little more than 0.3, and
-    # 0.1 + 0.2 a little more than 0.3, which is not a majority.
-    if not cast or (weight_cast < required_weight and not math.isclose(weight_cast, required_weight)):
+    cast = [vote for vote in votes if vote is not None]
+    if not cast or len(cast) < reward.quorum * len(votes):
         return None
     if reward.rule == "mean":
-        return sum(vote * weight for vote, weight in cast) / weight_cast
-    if reward.rule == "min":
-        return min(vote for vote, _ in cast)
-    pro = sum(weight for vote, weight in cast if vote > YES)
-    contra = sum(weight for vote, weight in cast if vote <= YES)
-    return None if math.isclose(pro, contra) else float(pro > contra)
+        return sum(cast) / len(cast)
+    pro = sum(vote > YES for vote in cast)
+    return None if 2 * pro == len(cast) else float(2 * pro > len(cast))

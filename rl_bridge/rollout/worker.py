@@ -38,7 +38,7 @@ from rl_bridge.rollout.opponents import play_opponent
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.table import Table
 from rl_bridge.rollout.task import Session, Task
-from rl_bridge.services import main_loop
+from rl_bridge.services import own_process
 from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
 from rl_bridge.types import Ending, Trajectory, Turn
 
@@ -406,7 +406,7 @@ async def on_termination(notify: Callable[[], None]) -> None:
         NoMainLoopError: The loop of the main thread is not known.
     """
     loop = asyncio.get_running_loop()
-    if (main := main_loop.find()) is None:
+    if (main := own_process.main_loop()) is None:
         raise NoMainLoopError(
             "expected an event loop in the main thread to take SIGTERM, found none; "
             "set rollout.checkpoint_on_preemption=false"

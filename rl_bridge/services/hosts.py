@@ -7,8 +7,8 @@ from typing import Any
 
 from rl_bridge.config.monarch import visible_gpus
 from rl_bridge.errors import MissingDependencyError, RoleError
-from rl_bridge.services.options import ReplicaSlot
-from rl_bridge.services.shutdown import raise_on_signals
+from rl_bridge.services.own_process import raise_on_signals
+from rl_bridge.services.placement import ReplicaSlot
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host

@@ -33,7 +33,7 @@ from rl_bridge.errors import ConfigError, RoleError
 from rl_bridge.files import PARTIAL_SUFFIX
 from rl_bridge.interface import find_free_port
 from rl_bridge.metrics.status import format_address, parse_address
-from rl_bridge.services.shutdown import STOP_SIGNALS
+from rl_bridge.services.own_process import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet

@@ -17,7 +17,7 @@ from typing import Any
 
 from openenv_core.providers.process import LOG_BYTES
 from rl_bridge.errors import BridgeError, MissingDependencyError, RemoteError
-from rl_bridge.services import main_loop
+from rl_bridge.services import own_process
 from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import ServiceOptions
 
@@ -268,7 +268,7 @@ def rotate_logs(logs: Path) -> None:
 
 def _make_bootstrap_command(environment: dict[str, str]) -> Any:
     command = default_bootstrap_cmd().with_env(environment)
-    command.args = ["-c", _SHELL, command.program, "-c", main_loop.PROGRAM, *command.args]
+    command.args = ["-c", _SHELL, command.program, "-c", own_process.PROGRAM, *command.args]
     command.program = "/bin/sh"
     return command
 

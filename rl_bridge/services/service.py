@@ -13,7 +13,8 @@ from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavai
 from rl_bridge.metrics.status import ReplicaRow
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import BalancedEndpoints, Fanout, Roster
-from rl_bridge.services.options import NoRoomError, RankProcess, ReplicaState, RestartBudget, ServiceOptions
+from rl_bridge.services.options import RankProcess, ReplicaState, RestartBudget, ServiceOptions
+from rl_bridge.services.placement import NoRoomError
 from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoints_of
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from rl_bridge.errors import BridgeError, MissingDependencyError, RankLostError,
 from rl_bridge.metrics.spans import PROCESS_SPANS, log_phase, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle
-from rl_bridge.services.options import GpuLock
+from rl_bridge.services.own_process import GpuLock
 from rl_bridge.titan.ranks import SINGLE_RANK, Rank
 from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens, dump_tokens
 from rl_bridge.trainer.passes import RankBatch, reference_logprobs

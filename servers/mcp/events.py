@@ -1,7 +1,7 @@
 """The latest events of each connection to /mcp, replayed to a client whose stream was cut."""
 
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mcp.server.streamable_http import GET_STREAM_KEY, EventCallback, EventMessage, EventStore
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
@@ -136,17 +136,5 @@ def _make_replacement(message: JSONRPCMessage | None) -> JSONRPCError | None:
 
 
 def _measure_weight(message: JSONRPCMessage | None) -> int:
-    """Return the approximate characters of a message; stops counting beyond MAX_WEIGHT."""
-    weight = 0
-    parts: list[Any] = [getattr(message, name, None) for name in ("result", "params", "error")]
-    while parts and weight <= MAX_WEIGHT:
-        item = parts.pop()
-        weight += len(item) if isinstance(item, str) else 8
-        if isinstance(item, dict):
-            weight += sum(map(len, item))
-            parts += item.values()
-        elif isinstance(item, list | tuple):
-            parts += item
-        elif isinstance(item, JSONRPCError) or hasattr(item, "model_fields_set"):
-            parts += vars(item).values()
-    return weight
+    """Return the characters of a message's JSON."""
+    return 0 if message is None else len(message.model_dump_json(by_alias=True, exclude_none=True))

@@ -1,6 +1,9 @@
 """Bars and reports follow from measurements; options become a plan; invalid ones are refused."""
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,7 @@ from benchmarks.harness import (
     load,
     setting,
 )
+from benchmarks.processes import ROOT
 from benchmarks.sandbox.__main__ import BENCHMARK as SANDBOX
 from benchmarks.wire.__main__ import BENCHMARK as WIRE
 from benchmarks.wire.__main__ import ONE_CORE
@@ -173,3 +177,14 @@ def test_bad_options_are_refused(
         load(name).run(name, argv)
     assert ended.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_few_functions_are_entered_by_a_warm_step() -> None:
+    command = [sys.executable, "-m", "benchmarks.wire.entered"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    found = re.findall(r"(.+): (\d+) functions, (\d+) files", printed)
+    counts = {name: (int(functions), int(files)) for name, functions, files in found}
+    functions, files = counts["WebSocket, ropewalk serve"]
+    assert (functions <= 30, files <= 9) == (True, True)
+    assert counts["HTTP, ropewalk serve"][1] <= 12

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from module_run import finished
+from namespaces import namespaces
 from serve_process import eventually
 from slurm_node import SlurmNode, require_slurm
 
@@ -126,6 +127,39 @@ def test_tasks_of_an_array_join_a_run_again_when_they_are_requeued(slurm: SlurmN
     eventually(lambda: calls(folder).count(joined) == 3)
     slurm.run("scancel", job)
     slurm.wait_idle(timeout_s=120)
+
+
+def test_a_job_and_an_array_on_four_nodes_of_which_half_of_the_tasks_are_requeued(folder: Path) -> None:
+    python = folder / "venv/bin/python"
+    python.write_text(WORKER.replace("worker $*", "$SLURMD_NODENAME: worker $*"))
+    with namespaces(4) as (controller, hosts), SlurmNode(require_slurm(), hosts, controller) as several:
+        variables = f"ALL,ROPEWALK_VENV={folder}/venv,MONARCH_PORT=26700,RUN=seven"
+        options = [f"--chdir={folder}", f"--export={variables}", "--cpus-per-task=1"]
+        place = ["--nodelist=node1", "--output=job.log"]
+        job = several.run("sbatch", "--parsable", *place, *options, str(SCRIPT), "stay=yes").strip()
+        until_called(folder, "train ")
+        place = ["--array=1-4", "--exclude=node1", "--output=join-%a.log"]
+        words = [str(SCRIPT.with_name("join.sbatch")), "tcp://node1:29502", "runs/seven"]
+        array = several.run("sbatch", "--parsable", *place, *options, *words).strip()
+
+        def joined() -> list[str]:
+            return [line.partition(":")[0] for line in calls(folder) if "--join tcp://node1:29502" in line]
+
+        eventually(lambda: len(joined()) == 4)
+        assert set(joined()) <= {"node2", "node3", "node4"}
+        for task in (1, 3):
+            several.run("scontrol", "requeue", f"{array}_{task}")
+        for task in (1, 3):
+            several.wait(f"{array}_{task}", "PENDING", timeout_s=120)
+            several.run("scontrol", "update", f"JobId={array}_{task}", "StartTime=now")
+        eventually(lambda: len(joined()) == 6, 180)
+        assert [several.state(f"{array}_{task}") for task in (1, 2, 3, 4)] == ["RUNNING"] * 4
+        assert several.state(job) == "RUNNING"
+        several.run("scancel", array, job)
+        several.wait_idle(timeout_s=120)
+    assert "node1: worker -m rl_bridge.services.worker tcp://node1:26700" in calls(folder)
+    (trained,) = (call for call in calls(folder) if call.startswith("train "))
+    assert "monarch.workers=[tcp://node1:26700]" in trained
 
 
 # ---- between a signal and the controller's end, with stand-ins for Slurm's commands

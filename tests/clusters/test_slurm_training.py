@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_ports
 from module_run import finished
-from namespaces import inside, namespaces, needs_namespaces
+from namespaces import inside, namespaces
 from slurm_node import SlurmNode, require_slurm
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(2400)]
@@ -75,7 +75,6 @@ def test_a_job_trains_and_goes_on_where_its_time_was_over(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "runs/toy/report.json").read_text())["hands"] == 64
 
 
-@needs_namespaces
 def test_tasks_of_an_array_join_a_job_and_join_again_when_half_of_them_are_requeued(tmp_path: Path) -> None:
     with (
         namespaces(NODES) as (controller, hosts),

@@ -51,8 +51,6 @@ def test_sizes_are_parsed() -> None:
         {"network": ""},
         {"network": "host"},
         {"network": "container:other"},
-        {"network": "none", "reach": "port"},
-        {"reach": "magic"},
         {"tmpfs": "/tmp"},
         {"tmpfs": ("/",)},
         {"tmpfs": {"/tmp": 1}},

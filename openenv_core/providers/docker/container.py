@@ -306,9 +306,8 @@ def start_container(
     companion_process = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
-    publish = serves and options.reach == "port"
-    if serves and options.reach == "auto":  # publishes on the loopback interface of the engine's machine
-        publish = options.network != "none" and is_local(engine.address)
+    # A port is published on the loopback interface of the engine's machine.
+    publish = serves and options.network != "none" and is_local(engine.address)
     requested = spec(image_id or image, options, companion_process.labels, publish=publish)
     with companion_process.guard_creation(name):
         container = Container(
@@ -327,11 +326,6 @@ def start_container(
             return container
         bindings = (actual["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
         port = next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
-        if port is None and options.reach == "port":
-            raise OptionUnavailableError(
-                f'expected network {options.network!r} to publish a port, got none; leave reach at "auto" to go '
-                "through the engine"
-            )
         port = port or container.start_relay()
         _wait_until_healthy(container, port, deadline, stopping)
         container.url = f"http://{LOOPBACK}:{port}"

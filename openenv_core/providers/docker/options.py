@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -37,8 +37,6 @@ MAX_DURATION_S: Final = 86_400.0
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-Reach: TypeAlias = Literal["auto", "port", "exec"]
 
 
 def size_of(name: str, value: object) -> int:
@@ -100,8 +98,6 @@ class ContainerOptions(BaseModel):
         pids: Maximum number of processes and threads; None for no limit.
         network: "bridge", the name of a network, or "none" for no network, in which case the server is reached through
             the engine.
-        reach: How the server is reached: "port" publishes its port, "exec" goes through the engine, "auto" uses
-            "exec" if a published port would not be reachable.
         tmpfs: Writable folders, as paths, or with mount options: {"/work": "size=1g,exec"}.
         gpus: "all", a number, or device ids such as "0,2".
         labels: Additional labels of the container.
@@ -133,7 +129,6 @@ class ContainerOptions(BaseModel):
     cpus: Annotated[float, Field(ge=MIN_CPUS, le=MAX_CPUS)] | None = None
     pids: Annotated[int, Field(gt=0, le=MAX_PIDS)] | None = 256
     network: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] = "bridge"
-    reach: Reach = "auto"
     tmpfs: (
         Annotated[Mapping[Folder, Text], AfterValidator(_frozen)]
         | Annotated[Sequence[Folder], BeforeValidator(_as_tuple), AfterValidator(tuple)]
@@ -174,8 +169,6 @@ class ContainerOptions(BaseModel):
             raise ValueError(
                 "network has to be one that is shared with nobody's host: bridge, none, or a name"
             )
-        if self.network == "none" and self.reach == "port":
-            raise ValueError('reach has to be "auto" without a network')
         return self
 
     @property

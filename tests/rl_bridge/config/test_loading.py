@@ -124,10 +124,6 @@ def test_every_fault_is_listed(file: Path) -> None:
         ),
         (["trainer.parallel.cp=2"], "a row stays on one rank"),
         (["trainer.parallel.pp=2"], "there are no pipelines"),
-        (
-            ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
-            "reward.weights with one a function, 2, got 1",
-        ),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[str], message: str) -> None:

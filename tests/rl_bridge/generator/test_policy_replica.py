@@ -16,7 +16,7 @@ from torch import Tensor
 from rl_bridge.errors import GeneratorError, ModelError, WeightsError
 from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.services.options import RUN_VARIABLE, GpuLock
+from rl_bridge.services.own_process import RUN_VARIABLE, GpuLock
 
 
 class FakeEngine:

@@ -102,7 +102,7 @@ async def test_colocated_reference_answers_in_its_own_turn(
 ) -> None:
     from rl_bridge.generator.vllm_api import ONE_THREAD
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.options import RUN_VARIABLE, GpuLock
+    from rl_bridge.services.own_process import RUN_VARIABLE, GpuLock
     from rl_bridge.trainer.actor import ReferenceActor
     from rl_bridge.trainer.reference import Reference
 

@@ -182,23 +182,20 @@ def test_rewards_are_compared_within_a_seat() -> None:
     # What one seat wins the other loses, always: rewards differ, and nothing is to be learnt.
     decided, open_game = group(*table(1.0), *table(1.0)), group(*table(1.0), *table(-2.0))
     assert [DYNAMIC.refusal(each, first=0) for each in (decided, open_game)] == [NO_VARIANCE, None]
-    assert [DYNAMIC.signal(each) for each in (decided, open_game)] == [0.0, 0.5]
     metrics = rollout_metrics([decided, open_game], version=0)
     assert metrics["rollout/zero_variance_share"] == 0.5
     assert (metrics["reward/seat/first_mean"], metrics["reward/seat/second_mean"]) == (0.25, -0.25)
 
 
 def test_a_length_penalty_does_not_make_equal_answers_differ() -> None:
-    """Eight wrong answers, one of them long: dropped, and without a signal."""
+    """Eight wrong answers, one of them long: dropped."""
     wrong = group(*[trajectory(0)] * 7, trajectory(0, length=20))
     solved = group(*[trajectory(0, 1.0)] * 7, trajectory(0, 1.0, length=20))
     dapo = replace(DYNAMIC, overlong=PENALTY)
     assert [dapo.refusal(each, first=0) for each in (wrong, solved)] == [NO_VARIANCE, NO_VARIANCE]
-    assert [dapo.signal(each) for each in (wrong, solved)] == [0.0, 0.0]
     # A long right answer, whose shaped reward is that of the short wrong one: there is something to learn.
     differing = group(trajectory(0, 1.0, length=20), trajectory(0, 0.0))
     assert dapo.refusal(differing, first=0) is None
-    assert dapo.signal(differing) == 0.5
     seen: list[object] = []
     replace(dapo, function=lambda _, rewards: seen.append(rewards)).refusal(differing, first=0)
     assert seen == [[1.0, 0.0]]

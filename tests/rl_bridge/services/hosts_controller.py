@@ -13,11 +13,11 @@ from pathlib import Path
 from service_roles import Policy
 from service_waits import all_serve, held, pids_of, until, until_gone
 
-from rl_bridge.services import options
+from rl_bridge.services import placement
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.hosts import Hosts
 
-options.HOST_AVOIDANCE_S = 8.0
+placement.HOST_AVOIDANCE_S = 8.0
 
 
 def network_of(pid: int) -> str:
@@ -50,7 +50,7 @@ async def main(logs: Path, link: str, own: str, *workers: str) -> None:
         assert network_of(pids_of(policy)[0]) == second, "the new one is where the link is whole"
         assert {(await policy.generate.route())[1] for _ in range(4)} == {1}
         set_link(link, "up")
-        await asyncio.sleep(max(0.0, restarted + options.HOST_AVOIDANCE_S + 1.0 - time.monotonic()))
+        await asyncio.sleep(max(0.0, restarted + placement.HOST_AVOIDANCE_S + 1.0 - time.monotonic()))
         more = await Policy.options(name="more").as_service()
         assert network_of(pids_of(more)[0]) == first, "the healed host serves again"
         # It is silence, not a death: nobody said that a process ended.

@@ -112,10 +112,10 @@ LATE = """
 import asyncio, sys
 from pathlib import Path
 from service_roles import Policy
-from rl_bridge.services import shutdown
+from rl_bridge.services import own_process
 from rl_bridge.services.fleet import Fleet
 
-shutdown.SHUTDOWN_TIMEOUT_S = 1e-6
+own_process.SHUTDOWN_TIMEOUT_S = 1e-6
 
 async def main():
     async with Fleet(Path(sys.argv[1])):

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from rl_bridge.errors import RoleError
-from rl_bridge.services.options import RUN_VARIABLE, START_VARIABLE, GpuLock, start_of
+from rl_bridge.services.own_process import RUN_VARIABLE, START_VARIABLE, GpuLock, start_of
 
 WAIT_S = 30.0
 TAKES_IT = """
 import asyncio, sys
-from rl_bridge.services.options import GpuLock
+from rl_bridge.services.own_process import GpuLock
 lock = GpuLock()
 asyncio.run(lock.acquire(30.0))
 print("has it", flush=True)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rl_bridge.services.shutdown import raise_on_signals
+from rl_bridge.services.own_process import raise_on_signals
 
 pytestmark = pytest.mark.slow
 

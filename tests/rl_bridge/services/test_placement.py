@@ -6,18 +6,14 @@ from dataclasses import replace
 import pytest
 
 from rl_bridge.errors import RoleError
-from rl_bridge.services.options import (
+from rl_bridge.services.options import RestartBudget, RestartPolicy, ServiceOptions
+from rl_bridge.services.own_process import START_VARIABLE, derive_seed, start_of
+from rl_bridge.services.placement import (
     HOST_AVOIDANCE_S,
-    START_VARIABLE,
     NoRoomError,
     Placement,
     ReplicaSlot,
-    RestartBudget,
-    RestartPolicy,
-    ServiceOptions,
-    derive_seed,
     order_for_placement,
-    start_of,
 )
 
 ONE = ServiceOptions()

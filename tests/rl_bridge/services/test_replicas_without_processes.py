@@ -222,7 +222,7 @@ async def test_service_goes_on_as_long_as_enough_replicas_are_left() -> None:
 
 async def test_replica_that_has_no_room_any_more_waits_for_a_host_to_join() -> None:
     from rl_bridge.services.actor import ServiceActor
-    from rl_bridge.services.options import NoRoomError
+    from rl_bridge.services.placement import NoRoomError
 
     first, full = willing(), NoRoomError("expected room, got none")
     service = service_of(ServiceActor, [first, full, willing(1)], max_replicas=2, with_gpus=True)

@@ -12,7 +12,7 @@ from service_waits import WAIT_S, alive, all_serve, held, kill, pids_of, until, 
 
 from rl_bridge.config.monarch import RestartPolicy
 from rl_bridge.errors import GeneratorError, ReplicaLostError, RoleError, WeightsError
-from rl_bridge.services.options import START_VARIABLE, start_of
+from rl_bridge.services.own_process import START_VARIABLE, start_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 

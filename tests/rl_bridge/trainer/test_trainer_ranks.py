@@ -151,6 +151,7 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)  # eight processes on two cores
 @pytest.mark.parametrize(
     ("name", "mesh", "learner"), _meshes([{"hsdp": 2, "tp": 2}], [{"ep": 4, "tp": 2}, {"hsdp": 2, "ep": 4}])
 )

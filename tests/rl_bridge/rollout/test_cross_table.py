@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from serving import serving
+from worker_fixtures import Play, playing
 
+from envs.kuhn_env import KuhnAction, KuhnObservation
+from envs.kuhn_env.server.app import app as kuhn_app
+from examples.grpo_kuhn.task import KuhnTask
+from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.config.self_play import TRAINED
 from rl_bridge.errors import ConfigError
 from rl_bridge.loops.cross_table import TABLE_FILE, Opponents, make_row
-from rl_bridge.rollout.assignment import held_out_seeds
+from rl_bridge.loops.grpo import collect
+from rl_bridge.rollout.assignment import Assignment, AssignmentResult, held_out_seeds
+from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.services.handle import LocalService
 from rl_bridge.types import Ending, Trajectory
 
@@ -128,3 +137,50 @@ async def test_the_last_cross_table_is_against_all_opponents_from_every_seat(tmp
     missing, _, _ = make_opponents(tmp_path, opponents=["nowhere"])
     with pytest.raises(ConfigError, match="the folder of a checkpoint"):
         await missing.begin_round(9)
+
+
+def fold(observation: KuhnObservation) -> KuhnAction:
+    return KuhnAction(action="pass")
+
+
+class Workers:
+    """One rollout worker as the dispatcher's service."""
+
+    endpoints = frozenset({"play", "cancel", "playing"})
+
+    def __init__(self, play: Play) -> None:
+        self._worker = play.worker
+
+    async def play(self, assignment: Assignment) -> AssignmentResult:
+        return await self._worker.play(assignment)
+
+    async def cancel(self, leases: Sequence[int]) -> None:
+        self._worker.cancel(leases)
+
+    async def playing(self) -> dict[int, float]:
+        return self._worker.playing()
+
+
+async def test_deals_of_a_real_game_are_played_from_every_seat(tmp_path: Path) -> None:
+    """Whoever always bets wins the ante of one who always passes, and a function that folds to it loses one."""
+    function = f"{__name__}:fold"
+    opponents, _, _ = make_opponents(
+        tmp_path, deals=10, opponents=[function, "server:equilibrium"], pool_interval=0
+    )
+    buffer = ReplayBuffer(
+        Ledger(max_losses=None), Admission(groups_per_batch=1, max_staleness=0, iterations=0), timeout_s=60.0
+    )
+    async with (
+        serving(kuhn_app) as address,
+        playing([f"http://{address}"], KuhnTask, lambda _: "bet", opponent=lambda _: "pass") as play,
+    ):
+        config = opponents._config
+        opponents._dispatcher = Dispatcher(LocalService(Workers(play)), buffer, config, collect=collect)
+        await opponents.begin_round(config.trainer.iterations)
+    (table,) = map(json.loads, (tmp_path / TABLE_FILE).read_text().splitlines())
+    frozen, folding, equilibrium = table["opponents"]
+    for row in (frozen, folding):
+        assert [row["seats"][seat] for seat in SEATS] == [{"mean": 1.0, "ci95": None, "games": 10}] * 2
+        assert (row["mean"], row["joint"]["mean"], row["illegal"], row["lost"]) == (1.0, 0.0, 0, 0)
+    assert equilibrium["lost"] == 0
+    assert (equilibrium["seats"]["first"]["games"], equilibrium["joint"]["mean"]) == (10, None)
