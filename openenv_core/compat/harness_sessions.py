@@ -253,7 +253,7 @@ def build_harness_rollout_func(
                 model_step = model_step_builder(trainer, session)
                 rollout, outcome = run_verified(harness_adapter, model_step, session, limits)
                 tokens = (rollout.prompt_ids, rollout.completion_ids, rollout.logprobs)
-                row = (*map(list, tokens), resolve_reward(rollout, outcome), dict(outcome.metrics))
+                row = (*tokens, resolve_reward(rollout, outcome), dict(outcome.metrics))
             finally:
                 session.close()
             for name, value in zip(names, row, strict=True):

@@ -46,6 +46,20 @@ CHAT: Final[list[ChatMessage]] = [
         "base = 'Bergen'",
         "12",
     ),
+    *example(
+        "pupils",
+        "id label home_city entered mail",
+        "Turin is home to how many pupils?",
+        "home_city = 'Turin'",
+        "4",
+    ),
+    *example(
+        "pilots",
+        "pilot_ref name city hired e_mail",
+        "What is the number of pilots whose city is Lyon?",
+        "city = 'Lyon'",
+        "15",
+    ),
 ]
 
 

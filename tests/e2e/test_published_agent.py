@@ -47,7 +47,7 @@ CONFIG: dict[str, Any] = {
         "group_size": 8,
         "num_turns": 2,
         "max_new_tokens": 64,
-        "max_length": 512,
+        "max_length": 768,
         "max_num_seqs": EPISODES,
         "kv_cache_mb": 1024,
     },
