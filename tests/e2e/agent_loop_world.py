@@ -53,13 +53,6 @@ CHAT: Final[list[ChatMessage]] = [
         "home_city = 'Turin'",
         "4",
     ),
-    *example(
-        "pilots",
-        "pilot_ref name city hired e_mail",
-        "What is the number of pilots whose city is Lyon?",
-        "city = 'Lyon'",
-        "15",
-    ),
 ]
 
 

@@ -98,7 +98,7 @@ def test_illegal_calls_fall(
 
 def group_shares(episodes: Sequence[Any]) -> list[float]:
     """Return the share of illegal answers of each group of siblings."""
-    answers = defaultdict(list)
+    answers: defaultdict[str, list[bool]] = defaultdict(list)
     for one in episodes:
         answers[one["task"]] += [not legal for legal in one["legal"]]
     return [statistics.mean(group) for group in answers.values()]
