@@ -211,6 +211,10 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     api = HfApi(endpoint=endpoint)
+    failures: tuple[type[Exception], ...] = (
+        HfHubHTTPError,
+        *_connection_errors(),
+    )  # a missing token is an OSError
     try:
         space_url: Any = api.create_repo(
             space, repo_type="space", space_sdk="docker", private=private or None, exist_ok=True
@@ -224,7 +228,7 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         )
     except HFValidationError as error:
         raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
-    except (HfHubHTTPError, *_connection_errors()) as error:  # a missing token is an OSError
+    except failures as error:
         reason = getattr(error, "server_message", None) or error
         raise PushError(
             f"expected the hub at {api.endpoint} to take {space}, got {type(error).__name__}: {reason}; log in with "

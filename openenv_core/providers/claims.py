@@ -3,7 +3,7 @@
 import base64
 from typing import Any, Final, Self
 
-from openenv_core.errors import ProviderError
+from openenv_core.errors import ProviderError, installed_with
 from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet
 from openenv_core.providers.kubernetes import (
     INSTANCE,
@@ -13,10 +13,12 @@ from openenv_core.providers.kubernetes import (
     call_unless_missing,
     describe_owner,
     is_orphan,
-    kubernetes,
     namespace_of_configuration,
     translated_errors,
 )
+
+with installed_with("kubernetes", "Kubernetes' client", "kubernetes"):
+    import kubernetes
 
 SECRET: Final = "ropewalk/secret"
 """Annotation with the Secret that has the servers' token."""

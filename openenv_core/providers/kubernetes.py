@@ -257,7 +257,7 @@ def describe_owner(core: Any, namespace: str) -> dict[str, Any]:
 def is_orphan(annotations: Mapping[str, str] | None) -> bool:
     """Whether an object belongs to a program of this machine that has ended."""
     process = parse((annotations or {}).get(OWNER, ""))
-    return process is not None and is_gone(process)
+    return process is not None and bool(is_gone(process))
 
 
 def _apis() -> tuple[Any, Any]:
