@@ -252,9 +252,7 @@ def build_harness_rollout_func(
             try:
                 model_step = model_step_builder(trainer, session)
                 rollout, outcome = run_verified(harness_adapter, model_step, session, limits)
-                tokens = [
-                    list(each) for each in (rollout.prompt_ids, rollout.completion_ids, rollout.logprobs)
-                ]
+                tokens = (rollout.prompt_ids, rollout.completion_ids, rollout.logprobs)
                 row = (*tokens, resolve_reward(rollout, outcome), dict(outcome.metrics))
             finally:
                 session.close()

@@ -227,7 +227,7 @@ def test_episodes_are_collected_once_and_those_that_fail_are_counted(tmp_path: P
         return runner.run(model_step=count_once, num_episodes=count, **options)
 
     def is_kept(record: EpisodeRecord) -> bool:
-        return record.task == 0
+        return bool(record.task == 0)
 
     first = collect(3, should_keep=is_kept)
     assert (first.num_collected, first.num_failed, first.num_dropped, first.avg_reward) == (1, 1, 1, 3.0)

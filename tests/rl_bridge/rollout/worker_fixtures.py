@@ -68,10 +68,12 @@ class Play:
         config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}})
         policy = ChatPolicy(tokenizer, self.generator, max_new_tokens=max_new_tokens, max_length=max_length)
         self.task = task(config, Path())
+        deadlines = deadlines or SessionDeadlines(connect_s=10.0, step_s=10.0)
+        timeout_s = max(10.0, deadlines.step_s)
         self.sessions = SessionLeases(
-            lambda url: task.client_type(url, message_timeout_s=10.0, queue_timeout_s=0.0),
+            lambda url: task.client_type(url, message_timeout_s=timeout_s, queue_timeout_s=0.0),
             sessions=sessions,
-            deadlines=deadlines or SessionDeadlines(connect_s=10.0),
+            deadlines=deadlines,
             urls=urls,
         )
         self.opponent = FakeEngine(tokenizer, opponent or script)
