@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envs.kuhn_env import KuhnAction, KuhnEnv, KuhnObservation
-from envs.kuhn_env.models import CARDS, SEATS
+from envs.kuhn_env.models import CARDS
 from envs.kuhn_env.oracle import INFORMATION_SETS, nash_conv, uniform, value
 from rl_bridge.rollout import EvaluationResult, Policy, Task
 from rl_bridge.tiny_policy import make_tiny_policy
@@ -16,10 +16,12 @@ SAMPLES = 64
 
 
 def write_prompt(card: int, history: str) -> list[ChatMessage]:
-    """Return the chat for one decision, by card (0 for J to 2 for K) and moves so far; one token for each fact."""
-    seat = SEATS[len(history) % 2]
-    facts = f"kuhn seat={seat} card={CARDS[card]} moves={history or 'none'}"
-    return [{"role": "user", "content": f"{facts} answer pass or bet"}]
+    """Return the chat for one decision, by card (0 for J to 2 for K) and moves so far.
+
+    The decision is one word, as information sets are written ("Jpb": a jack, after a pass and a bet), and so one token:
+    what is learned at one of them then hardly changes the others.
+    """
+    return [{"role": "user", "content": f"kuhn {CARDS[card]}{history} answer pass or bet"}]
 
 
 class KuhnTask(Task):
@@ -28,7 +30,7 @@ class KuhnTask(Task):
     client_type = KuhnEnv
 
     def messages(self, observation: KuhnObservation) -> list[ChatMessage]:
-        """Return a prompt with the seat, its card and the moves."""
+        """Return a prompt with the card and the moves, which tell the seat."""
         return write_prompt(CARDS.index(observation.card), observation.history)
 
     def parse(self, text: str) -> KuhnAction | None:

@@ -45,7 +45,7 @@ def test_every_decision_has_a_prompt_which_is_that_of_the_game(task: KuhnTask) -
     shown = game.reset(seed=3)
     game.step({"first": KuhnAction(action="pass")})
     prompt = task.messages(shown["first"])[0]["content"]
-    assert prompt == f"kuhn seat=first card={shown['first'].card} moves=none answer pass or bet"
+    assert prompt == f"kuhn {shown['first'].card} answer pass or bet"
     assert task.parse(" Bet\n") == KuhnAction(action="bet")
     assert [task.parse(text) for text in ("", "bet bet", "fold")] == [None] * 3
 

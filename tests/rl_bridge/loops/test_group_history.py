@@ -93,6 +93,7 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
     run = SimpleNamespace(
         config=SimpleNamespace(
             trainer=SimpleNamespace(checkpoint_interval=1, export_interval=0, iterations=9),
+            self_play=SimpleNamespace(pool_interval=0),
             monarch=SimpleNamespace(colocate=None),
         ),
         version=1,
@@ -100,6 +101,7 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
         history=SimpleNamespace(state=lambda: list(fates)),
         train_seconds=1.5,
         dataset=None,
+        opponents=None,
         deadline=deadline,
         lend_gpus_to_trainer=nullcontext,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
