@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from serving import serving
-from worker_fixtures import absences, playing, trajectories
+from worker_fixtures import absences, playing, poker_decision, trajectories
 
 from envs.kuhn_env import KuhnAction, KuhnObservation
 from envs.kuhn_env.server.app import app as kuhn_app
@@ -60,7 +60,7 @@ async def test_an_opponent_plays_and_is_no_episode(kuhn: str) -> None:
             play.engine.tokenizer.text(turn.completion.tokens) for each in found for turn in each.turns
         } == {"bet"}
         assert len(play.engine.asked) == 4
-        assert sum("seat=second" in prompt for prompt in play.opponent.asked) == 2
+        assert sum(len(poker_decision(prompt)[1]) == 1 for prompt in play.opponent.asked) == 2
 
 
 async def test_the_answer_of_an_opponent_that_is_no_action_is_sampled_anew(kuhn: str) -> None:
@@ -81,7 +81,7 @@ async def test_functions_the_server_and_the_policy_itself_are_opponents(kuhn: st
             (against_function,) = trajectories(
                 await play([seed], seatings=({"first": TRAINED, "second": function},))
             )
-            card = next(card for card in "JQK" if f"card={card}" in play.engine.asked[0])
+            card, _ = poker_decision(play.engine.asked[0])
             assert against_function.reward in ((1.0,) if card == "K" else (1.0, -2.0))
             (against_server,) = trajectories(
                 await play([seed], seatings=({"first": TRAINED, "second": "server:equilibrium"},))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from rollout_fixtures import GONE, FakeEngine, FakeTokenizer, Note, NotebookTask, Notes, word
 from serving import serving
-from worker_fixtures import absences, playing, trajectories
+from worker_fixtures import absences, playing, poker_decision, trajectories
 
 from envs.kuhn_env.models import KuhnObservation
 from envs.kuhn_env.server.app import app as kuhn_app
@@ -32,9 +32,10 @@ async def kuhn(no_backoff: None) -> AsyncIterator[str]:
 
 def check_then_call(prompt: str) -> str:
     """The first player checks and calls with a king or a queen, else folds; the second bets."""
-    if "seat=second" in prompt:
+    card, moves = poker_decision(prompt)
+    if len(moves) == 1:
         return "bet"
-    return "pass" if "moves=none" in prompt or "card=J" in prompt else "bet"
+    return "pass" if not moves or card == "J" else "bet"
 
 
 async def test_seats_share_a_table_and_each_has_its_own_trajectory_and_reward(kuhn: str) -> None:
@@ -47,8 +48,8 @@ async def test_seats_share_a_table_and_each_has_its_own_trajectory_and_reward(ku
             # Groups share the deal, so a scripted policy plays the same game at every table.
             assert len({tuple(each.turns[0].prompt) for each in found}) == 2
             assert [each.reward for each in found[::2]] == [-each.reward for each in found[1::2]]
-            holds_jack = "card=J" in play.engine.tokenizer.text(found[0].turns[0].prompt)
-            assert abs(found[0].reward) == (1.0 if holds_jack else 2.0)
+            card, _ = poker_decision(play.engine.tokenizer.text(found[0].turns[0].prompt))
+            assert abs(found[0].reward) == (1.0 if card == "J" else 2.0)
         assert play.sessions.opened <= 3
 
 
@@ -56,7 +57,7 @@ async def test_baseline_is_that_of_the_seat(kuhn: str) -> None:
     answers: Iterator[str] = iter(["bet", "bet", "bet", "pass", "pass", "bet"])
 
     def call_or_fold(prompt: str) -> str:
-        return next(answers) if "seat=second" in prompt else "bet"
+        return next(answers) if poker_decision(prompt)[1] else "bet"
 
     async with playing([kuhn], KuhnTask, call_or_fold) as play:
         found = trajectories(await play([3] * 12, seats=SEATS))
@@ -71,7 +72,9 @@ async def test_baseline_is_that_of_the_seat(kuhn: str) -> None:
 
 
 async def test_an_answer_that_is_no_action_is_that_seats_alone(kuhn: str) -> None:
-    async with playing([kuhn], KuhnTask, lambda prompt: "fold" if "second" in prompt else "bet") as play:
+    async with playing(
+        [kuhn], KuhnTask, lambda prompt: "fold" if poker_decision(prompt)[1] else "bet"
+    ) as play:
         result = await play([1, 1], seats=SEATS)
         (second,) = trajectories(result)
         assert (second.seat, second.ending, second.reward) == ("second", Ending.ILLEGAL, -1.5)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -116,6 +117,13 @@ class Play:
             seatings=seatings or ((dict.fromkeys(seats, TRAINED),) if seats else ()),
         )
         return await self.worker.play(assignment)
+
+
+def poker_decision(prompt: str) -> tuple[str, str]:
+    """Return the card and the moves so far that a prompt of the example's poker shows."""
+    found = re.search(r"kuhn ([JQK])([pb]*)", prompt)
+    assert found is not None, prompt
+    return found[1], found[2]
 
 
 @asynccontextmanager
