@@ -78,6 +78,8 @@ class EpisodeRecord:
 class RolloutSerializer:
     """A folder of collected episodes, one line each."""
 
+    __slots__ = ("metadata_path", "output_dir", "results_path")
+
     def __init__(self, output_dir: Path | str) -> None:
         self.output_dir = Path(output_dir)
         self.results_path = self.output_dir / RESULTS_FILENAME
