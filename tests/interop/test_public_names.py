@@ -44,7 +44,6 @@ OTHERWISE = {
         "__init__",
     ),  # image and env_vars: at the start
     ("openenv.core.env_server.interfaces:Environment", "step"),  # timeout_s is the server's
-    ("openenv.core.harness:HarnessRolloutResult", "__init__"),  # events: no trainer reads them
     ("openenv.core.env_server.web_interface:WebInterfaceManager", "__init__"),  # made by the server only
     ("openenv.core.sync_client:SyncEnvClient", "__init__"),  # made by sync() only
     ("openenv:SyncEnvClient", "__init__"),
