@@ -56,7 +56,14 @@ def tool(
 ) -> Callable[[F], F]: ...
 
 
-def tool(function: F | None = None, /, **fields: Any) -> F | Callable[[F], F]:
+def tool(
+    function: F | None = None,
+    /,
+    *,
+    annotations: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    **labels: Unpack[Labels],
+) -> F | Callable[[F], F]:
     """Declare a method as a tool.
 
     Types and docstring describe its arguments. It may return plain values, models, dataclasses or content (`Image`
@@ -64,12 +71,12 @@ def tool(function: F | None = None, /, **fields: Any) -> F | Callable[[F], F]:
 
     Args:
         function: The method, if the decorator is used without parentheses.
-        fields: The `Labels`, and these.
         annotations: MCP's hints: readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
         timeout_s: Seconds that a call may take. Only for asynchronous methods, because threads cannot be stopped; the
             others are limited by the server's step timeout.
+        labels: The `Labels`.
     """
-    mark = _mark_as("tool", **fields)
+    mark = _mark_as("tool", annotations=annotations, timeout_s=timeout_s, **labels)
     return mark if function is None else mark(function)
 
 
