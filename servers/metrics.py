@@ -143,12 +143,6 @@ class CallCounts:
         *buckets, self.seconds, self.environment_s, self.batch_wait_s = numbers
         self.buckets = list(map(int, buckets))
 
-    def observe(self, seconds: float, environment_s: float) -> None:
-        """Count one call."""
-        self.buckets[bisect_left(BUCKETS_S, seconds) if seconds > BUCKETS_S[0] else 0] += 1
-        self.seconds += seconds
-        self.environment_s += environment_s
-
     @property
     def count(self) -> int:
         """Number of calls."""

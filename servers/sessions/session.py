@@ -224,7 +224,7 @@ class RequestCall(EnvironmentCall):
         except FATAL as error:
             self.refuse(error)
             return
-        if counts is not None and self.received_at:  # `observe`, inlined for speed
+        if counts is not None and self.received_at:
             elapsed_s = perf_counter() - self.received_at
             counts.buckets[0 if elapsed_s < BUCKETS_S[0] else bisect_left(BUCKETS_S, elapsed_s)] += 1
             counts.seconds += elapsed_s

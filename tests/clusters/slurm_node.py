@@ -231,11 +231,11 @@ class SlurmNode:
         words = ["unshare", "--mount", "--propagation=private", "sh", "-c", enter]
         return [*words, f"{self.home}/hosts", f"/run/netns/{namespace}"]
 
-    def _daemon(self, name: str, *words: str, prefix: Sequence[str] = ()) -> None:
+    def _daemon(self, name: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
         with (self.home / f"{name}-{len(self._daemons)}.out.log").open("wb") as log:
             self._daemons.append(
                 subprocess.Popen(
-                    [*prefix, f"{self._root}/usr/sbin/{name}", *words],
+                    [*prefix, f"{self._root}/usr/sbin/{name}", *arguments],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -96,12 +96,12 @@ class Cluster:
             return True
         return False
 
-    def command(self, *words: str) -> tuple[str, ...]:
+    def command(self, *arguments: str) -> tuple[str, ...]:
         """Return the command of the controller's pod."""
-        return (sys.executable, CONTROLLER, str(self.folder), *words)
+        return (sys.executable, CONTROLLER, str(self.folder), *arguments)
 
-    def controller(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return finished(*self.command(*words), cwd=ROOT, env=self.environment, timeout_s=RUN_S)
+    def controller(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return finished(*self.command(*arguments), cwd=ROOT, env=self.environment, timeout_s=RUN_S)
 
     def close(self) -> None:
         for worker in self.workers.values():

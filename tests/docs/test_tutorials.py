@@ -72,11 +72,11 @@ class Reader:
             return self.play_together(self.here(command).split()[1:])
         return self.run(["bash", "-c", self.here(command)])
 
-    def play_together(self, words: list[str]) -> str:
+    def play_together(self, command: list[str]) -> str:
         """Play in two terminals, in turn; return what the first player has seen."""
-        with in_terminal(*words) as first:
+        with in_terminal(*command) as first:
             first.until("waiting for the other players ...")
-            with in_terminal(*words) as second:
+            with in_terminal(*command) as second:
                 for terminal, number in ((first, "3"), (second, "1"), (first, "3")):
                     terminal.until("\nnumber (integer 1..3): ")
                     terminal.type(number)

@@ -183,10 +183,10 @@ async def test_answers_finish_with_the_adapters_that_they_began_with(
         await store.close()
 
 
-def rows_of(asked: list[list[int]], answers: list[Completion]) -> TrainBatch:
+def rows_of(prompts: list[list[int]], answers: list[Completion]) -> TrainBatch:
     """The rows that answers are trained as."""
     samples = []
-    for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         turns = [Turn(prompt=prompt, completion=answer)]
         trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
         samples += training_rows(trajectory, advantage=1.0 if number % 2 else -1.0, index=number)
