@@ -12,10 +12,9 @@ from typing import Any, Final, Self
 
 from rl_bridge.buffer.forest import block_length
 from rl_bridge.config import Config, LoraConfig, MonarchConfig, RoleConfig
-from rl_bridge.config.sections import Checkpointing
+from rl_bridge.config.trainer import Checkpointing
 from rl_bridge.errors import ModelError
-from rl_bridge.services.options import ServiceOptions, options_of
-from rl_bridge.services.placement import Placement, order_for_placement
+from rl_bridge.services.placement import Placement, ServiceOptions, options_of, order_for_placement
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
 
 INDEX: Final = "model.safetensors.index.json"

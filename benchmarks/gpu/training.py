@@ -20,7 +20,7 @@ from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
 from benchmarks.gpu.stack import seconds
 from benchmarks.processes import own_memory
-from rl_bridge.config.sections import Checkpointing
+from rl_bridge.config.trainer import Checkpointing
 from rl_bridge.planning import ModelSize, bytes_by_checkpointing, choose_checkpointing
 from rl_bridge.titan.architecture import Architecture
 from rl_bridge.weights import WeightStore

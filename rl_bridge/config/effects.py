@@ -8,7 +8,8 @@ from typing import Final
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import websocket_url
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.schema import Config, EnvConfig, env_key
+from rl_bridge.config.environment import EnvConfig, env_key
+from rl_bridge.config.schema import Config
 from rl_bridge.config.sections import Section
 from rl_bridge.config.self_play import SelfPlayConfig
 from rl_bridge.errors import ConfigError

@@ -19,7 +19,8 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.targets import target_of
 from openenv_core.tracebacks import format_traceback, in_place
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
+from rl_bridge.config.environment import ENV_FORMS
+from rl_bridge.config.schema import NAME_PATTERN, Config
 from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
 from rl_bridge.files import PARTIAL_SUFFIX, replace_file

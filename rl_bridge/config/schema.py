@@ -1,42 +1,36 @@
 """The configuration of a run. Unknown keys are refused, with the closest known one as a suggestion."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from rl_bridge.config.agent import AgentConfig
 from rl_bridge.config.algorithm import AlgorithmConfig
+from rl_bridge.config.environment import EnvConfig, Envs
 from rl_bridge.config.monarch import (
     Dtype,
     MonarchConfig,
     ReplicaRange,
     derive_monarch,
-    min_of,
     resolve_dtype,
 )
+from rl_bridge.config.rollout import RolloutConfig
 from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
     MetricsConfig,
-    ParallelConfig,
     Positive,
     RecordsConfig,
     RewardConfig,
     Sampling,
-    Seconds,
     Section,
-    TrainerConfig,
 )
 from rl_bridge.config.self_play import (
     FROZEN,
-    POLICY,
-    Seating,
     SelfPlayConfig,
     is_checkpoint,
-    make_seatings,
     require_siblings,
 )
+from rl_bridge.config.trainer import ParallelConfig, TrainerConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """A run's name: a single folder's, so that it cannot lead elsewhere."""
@@ -88,141 +82,6 @@ class ModelConfig(Section):
     """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
 
 
-class EnvConfig(Section):
-    """`env.*`: the environment's servers. Set exactly one of `app`, `image` and `url`."""
-
-    app: str | None = None
-    """An ASGI application to serve from processes of this machine, as `package.module:name`, or a Python file with an
-    environment's class."""
-    image: str | None = None
-    """A Docker image to serve from containers of this machine."""
-    url: str | tuple[str, ...] | None = None
-    """The address of a running server, or several."""
-    fleet: Literal["ray", "docker", "kubernetes"] | None = None
-    """The engine that runs `monarch.roles.environment.replicas` servers of `app` (ray) or `image` (docker, kubernetes),
-    and restarts them; by default they run on the controller's host."""
-    fleet_options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the fleet's class, such as `num_cpus` of `RayFleet`."""
-    token_file: str | None = None
-    """A file with the token of the servers at `url` or of the fleet; rollout workers read it, on whatever host they
-    run."""
-    sessions: Count = 128
-    """Episodes in flight over all rollout workers, each with a WebSocket session of its own. If generators have GPUs,
-    the default is `rollout.max_num_seqs` for each of them, but at most 1 + `rollout.max_staleness` batches, divided
-    among the environments if there are several."""
-    reset: dict[str, Any] = Field(default_factory=dict)
-    """Options sent with every reset, apart from the seed."""
-    seats: tuple[str, ...] | dict[str, str] = ()
-    """Self-play in training: the seats of a game that the policy plays at once and is trained in, each with a baseline
-    of its own; or who plays each seat: `policy`, `frozen` (a version of the policy, see `self_play`), the folder of a
-    checkpoint of the same model, `package.module:function` (an observation in, an action out), or `server:NAME`, a
-    policy of the environment's. Others are played by the server, as `reset` says; so are all but one in held-out
-    episodes."""
-    trained_seats: tuple[str, ...] = ()
-    """Those of the policy's seats that it is trained in; by default all of them."""
-    exchange_seats: bool = False
-    """Whether the players change seats from table to table of a group, so that the policy is trained in each seat."""
-    connect_timeout_s: Seconds = 30.0
-    """How long opening a session may take."""
-    reset_timeout_s: Seconds = 30.0
-    """How long one reset may take."""
-    message_timeout_s: Seconds = 30.0
-    """How long one step may take."""
-    restarts: Annotated[int, Field(ge=0)] = 10
-    """How often a server started by the run is restarted before the run ends, or continues without the environment."""
-    task: str | None = None
-    """This environment's `rollout.task`."""
-    tasks: Count | None = None
-    """The number of training tasks, each a seed, that groups come back to; None gives every group a seed of its own."""
-    sampling: Sampling = "uniform"
-    """How groups choose among `tasks`: in passes over all of them, shuffled (uniform) or in order (sequential), or
-    preferring tasks whose recent groups had siblings below the best of their group (signal)."""
-    weight: Positive = 1.0
-    """With several environments: the number of groups in this one for each group in one of weight 1."""
-
-    @property
-    def players(self) -> dict[str, str]:
-        """Who plays each of `seats`."""
-        return self.seats if isinstance(self.seats, dict) else dict.fromkeys(self.seats, POLICY)
-
-    @property
-    def seatings(self) -> tuple[Seating, ...]:
-        """The seatings of successive tables of a group; none without `seats`."""
-        own_seats = [seat for seat, player in self.players.items() if player == POLICY]
-        return make_seatings(self.players, self.trained_seats or own_seats, exchange=self.exchange_seats)
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The addresses in `url`."""
-        return (self.url,) if isinstance(self.url, str) else self.url or ()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if "seed" in self.reset:
-            raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
-        if len(self.players) != len(self.seats) or len(self.seats) == 1:
-            raise ValueError(
-                f"expected the names of two seats or more in env.seats, got {list(self.seats)}; one seat is trained by "
-                "env.reset.seat"
-            )
-        own_seats = [seat for seat, player in self.players.items() if player == POLICY]
-        if self.seats and not own_seats:
-            raise ValueError(f"expected {POLICY} at one of env.seats or more, got {self.players}")
-        if unknown := [seat for seat in self.trained_seats if seat not in own_seats]:
-            raise ValueError(
-                f"expected env.trained_seats among those of {POLICY}, {own_seats}, got {unknown}"
-            )
-        if sum(source is not None for source in (self.app, self.image, self.url)) != 1:
-            raise ValueError(
-                "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
-                "and env.url (use running servers)"
-            )
-        if self.token_file is not None and self.url is None and self.fleet is None:
-            raise ValueError(
-                "expected env.token_file with env.url or env.fleet; servers on this host ask for no token"
-            )
-        served = None if self.fleet is None else self.app if self.fleet == "ray" else self.image
-        if self.fleet is not None and (served is None or self.token_file is None):
-            raise ValueError(
-                f"expected env.fleet={self.fleet} with env.{'app' if self.fleet == 'ray' else 'image'} and "
-                "env.token_file, the token of its servers"
-            )
-        if self.sampling != "uniform" and self.tasks is None:
-            raise ValueError(
-                f"expected env.tasks, a number of tasks to come back to, with env.sampling={self.sampling}, got none: "
-                "every group would have a task of its own"
-            )
-        return self
-
-
-EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=40)]
-
-
-def env_key(name: str, key: str) -> str:
-    """Return the dotted key of an environment, given its name in `Config.environments`."""
-    return ".".join(filter(None, ("env", name, key)))
-
-
-ENV_FORMS: Final = ("<one>", "<several>")
-"""Tags of the two forms of `env`, which pydantic puts into the location of an error."""
-
-
-def _select_env_form(env: Any) -> str:
-    by_name = (
-        isinstance(env, Mapping)
-        and env
-        and all(isinstance(value, Mapping | EnvConfig) for value in env.values())
-        and not EnvConfig.model_fields.keys() & env.keys()
-    )
-    return ENV_FORMS[bool(by_name)]
-
-
-Envs: TypeAlias = Annotated[
-    Annotated[EnvConfig, Tag(ENV_FORMS[0])] | Annotated[dict[EnvName, EnvConfig], Tag(ENV_FORMS[1])],
-    Discriminator(_select_env_form),
-]
-
-
 class DataConfig(Section):
     """`data.*`: prompts to answer, instead of an environment to play."""
 
@@ -231,107 +90,6 @@ class DataConfig(Section):
     sampling: Sampling = "uniform"
     """How groups choose examples: in passes over all of them, shuffled (uniform) or in the source's order (sequential),
     or preferring examples whose recent groups had siblings below the best of their group (signal)."""
-
-
-class RolloutConfig(Section):
-    """`rollout.*`: how trajectories are collected."""
-
-    task: str | None = None
-    """The class that ties the run to its environment, as `package.module:Class`: a subclass of rl_bridge.rollout.Task.
-    Not needed for an environment in a Python file, which is shown with the schema of its actions, nor for a world of
-    tools whose first observation states its task in words."""
-    agent: AgentConfig | None = None
-    """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
-    num_workers: Count | ReplicaRange = 1
-    """Processes that play episodes, or `{min, max}`, which adds one for each host that joins. The first have equal
-    shares of `env.sessions`, and each further one brings as many more. If generators have GPUs, the default is one per
-    generator."""
-    batch_size: Count = 512
-    """Trajectories per iteration; a multiple of `group_size`."""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """Siblings that share a seed."""
-    num_turns: Count = 32
-    """The most exchanges per episode, and the most steps: an answer with several tool calls takes several."""
-    episode_timeout_s: Seconds | None = None
-    """How long after its reset an episode may begin another exchange; then it is truncated."""
-    max_new_tokens: Count = 16
-    """The most tokens of an answer; fewer where `max_length` leaves less."""
-    cut_answer: Literal["illegal", "truncated"] | None = None
-    """How an answer ends its episode that was cut at `max_new_tokens` and means no action: as any other that means none
-    (illegal), or as `truncated_length` with the same reward (truncated). None is truncated if `max_new_tokens` is above
-    64, else illegal. An answer that means an action counts however it ended."""
-    max_length: Annotated[int, Field(ge=2)] = 4096
-    """The most tokens of prompt and answer together."""
-    temperature: Annotated[float, Field(ge=0.01)] = 1.0
-    """The sampling temperature, which the trainer applies to its logits too. vLLM raises lower values to 0.01."""
-    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
-    """How many updates old the weights behind a training sample may be. 0 is the synchronous loop: collect, train,
-    synchronise. Above 0, episodes are played while the trainer works, up to so many steps ahead."""
-    weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
-    """How generators take new weights: after finishing their requests (drain), or by continuing them under the new
-    weights, with keys and values recomputed (continue) or those of the old weights (keep_cache). With `max_staleness`
-    above 0 the default is continue; then answers finish with the adapters (`model.lora.push`) that they began with."""
-    min_group_size: Annotated[int, Field(ge=2)] = 2
-    """The least siblings with which a group is trained if others were lost or late. With fewer it is dropped."""
-    straggler_timeout_s: Seconds | None = None
-    """How long a batch waits for a group that would be too stale for the next one. After that the group is trained with
-    the siblings that have ended, or is dropped: quick episodes are then trained more often than slow ones. None waits
-    for all of them."""
-    concurrency: Literal["fixed", "adaptive"] = "fixed"
-    """How many groups are in flight, within `max_staleness`: enough for all of `env.sessions` (fixed), or, up to that,
-    as many as keep the generators busy (adaptive): more while environments are slow, fewer while prompts wait at the
-    generators or their key-value caches are too small."""
-    max_attempts: Count = 3
-    """How often an episode is tried if failures not the policy's end it, and how often a group may lose its worker."""
-    max_lost_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """The run ends if more than this share of the latest episodes was dropped because their environment or engine
-    failed, over eight groups, or as many as a step takes. 1 never ends it."""
-    spot_eligible: bool = False
-    """Rollout workers may be preempted at any time: a group is played again however often its worker is lost. The
-    workers' own restarts are bounded by `monarch.restarts` either way."""
-    checkpoint_on_preemption: bool = False
-    """On SIGTERM, a worker returns the episodes that it has finished, and a run writes a checkpoint before it ends."""
-    generate_timeout_s: Seconds = 300.0
-    """How long a generator may go without sampling any token before its requests fail."""
-    timeout_s: Seconds = 1200.0
-    """How long an episode may make no progress, as without an answer or a step, before it is lost and played again; not
-    how long it may take. The longest answer has to fit. The run ends if nothing makes progress for twice as long."""
-    max_num_seqs: Count = 256
-    """Prompts that the engine processes at once."""
-    kv_cache_mb: Count = 256
-    """Memory for the engine's key-value cache, in MiB, on a CPU."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
-    """The share of its GPU's memory for the engine, which has the GPU to itself; a toy model needs less
-    (docs/gpus.md)."""
-
-    @model_validator(mode="after")
-    def _check_groups(self) -> Self:
-        if self.batch_size % self.group_size:
-            raise ValueError(
-                f"expected rollout.batch_size to be a multiple of rollout.group_size, "
-                f"got {self.batch_size} and {self.group_size}"
-            )
-        if self.max_new_tokens >= self.max_length:
-            raise ValueError(
-                f"expected rollout.max_new_tokens below rollout.max_length, "
-                f"got {self.max_new_tokens} and {self.max_length}"
-            )
-        if self.min_group_size > self.group_size:
-            raise ValueError(
-                f"expected rollout.min_group_size of at most rollout.group_size, "
-                f"got {self.min_group_size} and {self.group_size}"
-            )
-        return self
-
-    @property
-    def min_workers(self) -> int:
-        """The number of workers with which a run starts, and can go on."""
-        return min_of(self.num_workers)
-
-    @property
-    def groups_per_step(self) -> int:
-        """Groups per iteration."""
-        return self.batch_size // self.group_size
 
 
 class EvaluationConfig(Section):

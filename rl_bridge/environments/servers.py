@@ -19,7 +19,7 @@ from openenv_core.providers import DockerPool, ServerFleet
 from openenv_core.providers.base import Provider, WatchedProvider, status_of
 from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import ConfigError, RoleError
-from rl_bridge.services.options import ReplicaState, RestartBudget, RestartPolicy
+from rl_bridge.services.restarts import ReplicaState, RestartBudget, RestartPolicy
 
 logger = logging.getLogger(__name__)
 

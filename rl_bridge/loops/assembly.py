@@ -55,8 +55,7 @@ from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import Roster
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.joining import SECRET_FILE, JoinServer, make_secret
-from rl_bridge.services.options import options_of
-from rl_bridge.services.placement import order_for_placement
+from rl_bridge.services.placement import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor

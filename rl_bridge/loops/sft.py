@@ -19,7 +19,8 @@ from pydantic import Field
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import Config, TrainerConfig
 from rl_bridge.config.monarch import Dtype
-from rl_bridge.config.sections import Checkpointing, Count, NonNegative, Positive, Section
+from rl_bridge.config.sections import Count, NonNegative, Positive, Section
+from rl_bridge.config.trainer import Checkpointing
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ConfigError
 from rl_bridge.trainer.settings import TrainerSettings

@@ -14,7 +14,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.targets import find_module
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config import Config, EnvConfig
-from rl_bridge.config.schema import env_key
+from rl_bridge.config.environment import env_key
 from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import BridgeError, ConfigError
 from rl_bridge.rollout.task import Task, load_task, task_type

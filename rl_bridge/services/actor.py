@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.metrics.spans import PROCESS_SPANS, SpanTotals
-from rl_bridge.services.options import RankProcess, RestartPolicy, ServiceOptions
+from rl_bridge.services.placement import RankProcess, ServiceOptions
+from rl_bridge.services.restarts import RestartPolicy
 from rl_bridge.services.service import Service
 
 try:

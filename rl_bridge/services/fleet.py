@@ -16,9 +16,8 @@ from typing import Any, Self, TypeVar
 from rl_bridge.errors import ReplicaLostError, RoleError
 from rl_bridge.services.actor import ServiceActor, current_fleet
 from rl_bridge.services.hosts import Hosts
-from rl_bridge.services.options import ServiceOptions
 from rl_bridge.services.own_process import RUN_VARIABLE, START_VARIABLE, shut_down_at_exit, start_of
-from rl_bridge.services.placement import Placement
+from rl_bridge.services.placement import Placement, ServiceOptions
 from rl_bridge.services.processes import PROCESS_ENDED, Incarnation, make_mark, rotate_logs, supervise
 from rl_bridge.services.service import Service, report_errors
 

@@ -19,7 +19,7 @@ from openenv_core.providers.process import LOG_BYTES
 from rl_bridge.errors import BridgeError, MissingDependencyError, RemoteError
 from rl_bridge.services import own_process
 from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.options import ServiceOptions
+from rl_bridge.services.placement import ServiceOptions
 
 try:
     import monarch.actor

@@ -13,9 +13,9 @@ from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavai
 from rl_bridge.metrics.status import ReplicaRow
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import BalancedEndpoints, Fanout, Roster
-from rl_bridge.services.options import RankProcess, ReplicaState, RestartBudget, ServiceOptions
-from rl_bridge.services.placement import NoRoomError
+from rl_bridge.services.placement import NoRoomError, RankProcess, ServiceOptions
 from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoints_of
+from rl_bridge.services.restarts import ReplicaState, RestartBudget
 
 logger = logging.getLogger(__name__)
 

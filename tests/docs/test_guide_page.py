@@ -14,8 +14,7 @@ from openenv_core.cli.main import GROUP, load
 from rl_bridge.cli.common import overrides_first_class
 from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.planning import ModelSize, memory_of_roles
-from rl_bridge.services.options import ServiceOptions
-from rl_bridge.services.placement import Placement, order_for_placement
+from rl_bridge.services.placement import Placement, ServiceOptions, order_for_placement
 from tests.rl_bridge.planning.published_models import QWEN3_8B
 
 GUIDE = ROOT / "tests" / "rl_bridge" / "config" / "guide.yaml"

@@ -12,7 +12,8 @@ from envs.shop_env.server.environment import ShopEnvironment
 from openenv_core import StepResult
 from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss
 from rl_bridge.config import PRESETS, AlgorithmConfig, Config
-from rl_bridge.config.schema import ModelConfig, RolloutConfig
+from rl_bridge.config.rollout import RolloutConfig
+from rl_bridge.config.schema import ModelConfig
 from rl_bridge.rollout import EvaluationResult, ToolTask
 from rl_bridge.rollout.groups import rollout_metrics
 from rl_bridge.trainer.metrics import LossMetrics

@@ -107,7 +107,7 @@ def test_samples_go_through_the_examples_again_and_again(shuffle: bool) -> None:
 async def test_each_place_has_the_same_example_after_a_restart(tmp_path: Path) -> None:
     from rl_bridge.data.actor import DatasetActor
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.options import RestartPolicy
+    from rl_bridge.services.restarts import RestartPolicy
 
     path = written(
         tmp_path / "examples.jsonl", *({"prompt": f"Say {number}", "target": number} for number in range(100))

@@ -15,7 +15,7 @@ from slim_server import IMAGE, command
 from openenv_core.errors import ProviderError
 from openenv_core.providers.docker import DockerEngine
 from rl_bridge.environments.servers import EnvironmentServers
-from rl_bridge.services.options import RestartPolicy
+from rl_bridge.services.restarts import RestartPolicy
 
 __all__ = ["engine"]
 

@@ -25,7 +25,7 @@ from openenv_core.providers.fleet import FleetServer
 from rl_bridge.environments import servers as supervised
 from rl_bridge.environments.servers import EnvironmentServers, SupervisedServer, run_servers
 from rl_bridge.errors import RoleError
-from rl_bridge.services.options import ReplicaState, RestartPolicy
+from rl_bridge.services.restarts import ReplicaState, RestartPolicy
 
 pytestmark = pytest.mark.usefixtures("importable_modules")
 

@@ -86,7 +86,7 @@ async def policy_service(
     """A service of `PolicyActor`, and the store that it takes weights from."""
     from rl_bridge.generator.actor import PolicyActor
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.options import RestartPolicy
+    from rl_bridge.services.restarts import RestartPolicy
     from rl_bridge.weights.store import WeightStore
 
     store = WeightStore.create()

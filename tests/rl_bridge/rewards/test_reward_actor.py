@@ -51,7 +51,7 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
 async def test_a_kill_costs_nobody_a_reward_and_leaves_nothing(tmp_path: Path) -> None:
     from rl_bridge.rewards.actor import RewardActor
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.options import RestartPolicy
+    from rl_bridge.services.restarts import RestartPolicy
 
     async with Fleet(tmp_path / "logs"), asyncio.timeout(2 * HANG_S):
         service = RewardActor.options(

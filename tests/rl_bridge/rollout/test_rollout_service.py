@@ -62,7 +62,7 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
     from rl_bridge.loops.assembly import ServiceUpdates
     from rl_bridge.rollout.actor import RolloutActor
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.options import RestartPolicy
+    from rl_bridge.services.restarts import RestartPolicy
 
     # A machine that stands still for seconds loses no process; one that dies while it is asked is silent to Monarch.
     monkeypatch.setattr(processes, "MIN_SILENCE_S", 15.0)

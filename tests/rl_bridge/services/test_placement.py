@@ -6,15 +6,16 @@ from dataclasses import replace
 import pytest
 
 from rl_bridge.errors import RoleError
-from rl_bridge.services.options import RestartBudget, RestartPolicy, ServiceOptions
 from rl_bridge.services.own_process import START_VARIABLE, derive_seed, start_of
 from rl_bridge.services.placement import (
     HOST_AVOIDANCE_S,
     NoRoomError,
     Placement,
     ReplicaSlot,
+    ServiceOptions,
     order_for_placement,
 )
+from rl_bridge.services.restarts import RestartBudget, RestartPolicy
 
 ONE = ServiceOptions()
 NEEDY = ServiceOptions(with_gpus=True)

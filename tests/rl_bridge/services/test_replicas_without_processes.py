@@ -13,7 +13,7 @@ from service_waits import WAIT_S, until
 
 from rl_bridge.config.monarch import RestartPolicy
 from rl_bridge.errors import RoleError, WeightsError
-from rl_bridge.services.options import RankProcess
+from rl_bridge.services.placement import RankProcess
 
 pytestmark = pytest.mark.heavy
 
@@ -66,7 +66,7 @@ def service_of(
     **options: Any,
 ) -> Any:
     """A service that nobody has started, with the processes of each start of a replica, or the error of making them."""
-    from rl_bridge.services.options import ServiceOptions
+    from rl_bridge.services.placement import ServiceOptions
     from rl_bridge.services.service import Service
 
     coming = iter(starts)
@@ -100,7 +100,7 @@ def willing(host: int = 0) -> Processes:
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
     from rl_bridge.services.actor import ServiceActor
-    from rl_bridge.services.options import ReplicaState
+    from rl_bridge.services.restarts import ReplicaState
     from rl_bridge.services.service import ReplicaSupervisor
 
     first, second = Processes("one"), Processes("two")

@@ -15,7 +15,7 @@ from trainer_ranks import batch, branching_batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
-from rl_bridge.config.sections import Checkpointing
+from rl_bridge.config.trainer import Checkpointing
 from rl_bridge.errors import ConfigError, TrainingError
 from rl_bridge.planning import ModelSize, with_checkpointing
 from rl_bridge.titan.architecture import read_architecture
