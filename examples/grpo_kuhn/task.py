@@ -11,7 +11,7 @@ from rl_bridge.rollout import EvaluationResult, Policy, Task
 from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.chat import ChatMessage
 
-SAMPLES = 64
+SAMPLES = 256
 """Answers that a probe samples at each decision, to meet both words; a word that is not met counts as never said."""
 
 
