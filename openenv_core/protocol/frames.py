@@ -54,6 +54,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 _FORBID = ConfigDict(extra="forbid", defer_build=True)
 _LEFT_IN_PRODUCTION = "mcp, close"
 _TYPES = f"reset, step, state, {_LEFT_IN_PRODUCTION}"
+_STEP_HEADS: Final = ('{"type":"step","data":', '{"type": "step", "data": ')
+"""How nearly all steps begin: as our encoder writes them, and as `json.dumps` does."""
 
 
 class ResetOptions(BaseModel):
@@ -175,6 +177,7 @@ class RequestDecoder(Generic[ActT]):
             else [step, _ResetFrame, _StateFrame, _McpFrame, _CloseFrame]
         )
         self._types = _LEFT_IN_PRODUCTION if production else _TYPES
+        self._step_heads = () if production else _STEP_HEADS
         self._read_frame = _make_reader(kinds)
         self._read_numbered = _make_reader(
             [build(kind.__name__, __base__=(NumberedFrame, kind)) for kind in kinds]
@@ -193,6 +196,13 @@ class RequestDecoder(Generic[ActT]):
         """
         if "NaN" in text or "Infinity" in text:
             _require_json(text)
+        for head in self._step_heads:
+            if text.startswith(head) and text[-1] == "}":
+                # If what is between is the JSON of an action, the frame is a step: in half the time.
+                try:
+                    return self._read_action(text[len(head) : -1])  # type: ignore[no-any-return]
+                except ValidationError:
+                    break
         try:
             frame = self._read_frame(text)
         except ValidationError as error:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openenv_core import Action, ConcurrencyConfig, Observation, OpenEnvError, State, errors
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.frames import Close, ReadState, RequestDecoder, Reset, encode_request
 from openenv_core.protocol.jsonio import dumps, reader
 from openenv_core.tools import (
@@ -52,6 +53,32 @@ def test_requests_may_omit_data() -> None:
     assert isinstance(frame(encode_request("state").decode()), ReadState)
     assert isinstance(frame(encode_request("close").decode()), Close)
     assert frame(encode_request("reset").decode()) == frame('{"type":"reset","data":null}') == Reset({})
+
+
+@pytest.mark.parametrize("head", ['{"type":"step","data":', '{"type": "step", "data": '])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '{"to":1}}',
+        '{"to":1},"data":{"to":2}}',
+        '{"to":1},"type":"state"}',
+        '{"to":[1]}}',
+        '{"to":1}',
+        "}",
+        "",
+    ],
+)
+def test_what_begins_like_a_step_is_read_as_any_frame(head: str, rest: str) -> None:
+    class Turn(Action):
+        to: int
+
+    def read(text: str) -> object:
+        try:
+            return RequestDecoder(Turn).frame(text)
+        except RefusalError as error:
+            return error.code, error.extra
+
+    assert read(head + rest) == read(" " + head + rest)
 
 
 def test_strict_models_are_read_as_json_and_unencodable_values_are_named() -> None:
