@@ -3,19 +3,23 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from half_known_worlds import OneTableTask, ask_count, assistant, user
+from half_known_worlds import OneTableEnvironment, OneTableTask, ask_count, assistant, user
 
-from envs.sqlite_env.models import SqliteObservation
+from envs.sqlite_env.models import SqliteObservation, SqliteState
+from openenv_core.tools import ToolAction, ToolObservation, ToolResult
 from rl_bridge.agents import AgentRun
 from rl_bridge.rollout import ToolTask
 from rl_bridge.rollout.task import Session
 from rl_bridge.tokens.chat import ChatMessage
+from servers import create_app
 
 LOG: Final = "AGENT_LOOP_LOG"
 """The variable with the path of a file, to which each episode appends whether its answers were legal calls."""
+QUERY_REWARD: Final = 0.5
 TOOLS: Final = {"query": "sql", "submit_answer": "answer"}
 
 
@@ -54,6 +58,27 @@ CHAT: Final[list[ChatMessage]] = [
         "4",
     ),
 ]
+
+
+class AgentTableEnvironment(OneTableEnvironment):
+    """Also rewards a query that runs: at first hardly an episode gets as far as an answer."""
+
+    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        result = super().after_call(name, arguments, result)
+        if name != "query" or result.error is not None:
+            return result
+        return replace(result, reward=(result.reward or 0.0) + QUERY_REWARD)
+
+
+agent_table_app = create_app(
+    AgentTableEnvironment,
+    ToolAction,
+    ToolObservation,
+    env_name="agent_table",
+    max_concurrent_envs=256,
+    state_cls=SqliteState,
+    reset_observation_cls=SqliteObservation,
+)
 
 
 class AgentTableTask(OneTableTask):

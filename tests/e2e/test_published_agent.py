@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "algorithm": {"name": "grpo", "normalize_std": False, "aggregation": "token_mean"},
     "trainer": {
         "iterations": ITERATIONS,
-        "learning_rate": 1e-5,
+        "learning_rate": 2e-5,
         "warmup_updates": 2,
         "checkpoint_interval": 0,
         "num_threads": 2,
@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
     },
     "monarch": {"start_timeout_s": 1200.0},
     "model": {"tool_calls": "hermes"},
-    "env": {"app": "half_known_worlds:one_table_app", "sessions": EPISODES, "reset": {"max_calls": 2}},
+    "env": {"app": "agent_loop_world:agent_table_app", "sessions": EPISODES, "reset": {"max_calls": 2}},
     "rollout": {
         "task": "agent_loop_world:AgentTableTask",
         "agent": {"function": "agent_loop_world:play"},
