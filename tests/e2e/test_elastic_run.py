@@ -160,13 +160,14 @@ def play_run(
     Args:
         folder: The run's; it is made.
         seed: The run's.
-        acts: What happens when: (iteration, kill | signal | file | join, host). Without any, no host joins.
+        acts: What happens when: (iteration, kill | signal | file | join, host). The first hosts join at once, also
+            without any: with more sessions in flight a sample is older on average, and learning behind by that.
         arguments: Overrides of the configuration.
         iterations: The run's.
     """
     began, events = time.monotonic(), []
     with elastic_run(folder, seed, f"trainer.iterations={iterations}", *arguments) as (elastic, hosts):
-        watched = {index: elastic.join(hosts[index]) for index in range(HOSTS) if acts}
+        watched = {index: elastic.join(hosts[index]) for index in range(HOSTS)}
         for number, act, index in acts:
             elastic.until_iteration(number)
             events.append(f"{len(rows(elastic.folder))} {act} {index}")
