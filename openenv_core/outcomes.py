@@ -29,7 +29,10 @@ Only the environment's own code may write these marks: a policy that can write t
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 INFRASTRUCTURE_ERROR: Final = "infrastructure_error"
 """Metadata key: what failed other than the policy."""
@@ -45,6 +48,8 @@ TRUNCATED: Final = "truncated"
 
 TERMINATED: Final = "terminated"
 """Metadata key of a truncated observation: the episode also reached an end of its own."""
+
+_MAX_CACHED: Final = 1024
 
 SANDBOX_ERROR: Final = "sandbox_error"
 """Status of an execution whose interpreter failed, and reason of a verdict that failed because of it."""
@@ -185,7 +190,26 @@ def _verdicts(source: object) -> tuple[object, object]:
 
 
 def _field(holder: object, name: str) -> Any:
+    if holder is None:
+        return None
+    if type(holder) is dict:  # first, for speed: the check of an abstract class is slow
+        return holder.get(name)
+    if _lacks(type(holder), name):
+        return None
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def _lacks(cls: type, name: str) -> bool:
+    """Whether no model of this class has an attribute: pydantic takes long to say so of each."""
+    return (
+        issubclass(cls, BaseModel)
+        and not issubclass(cls, Mapping)
+        and cls.model_config.get("extra") != "allow"
+        and cls.__getattr__ is BaseModel.__getattr__  # type: ignore[attr-defined]  # at run time
+        and name not in cls.model_fields
+        and not hasattr(cls, name)
+    )
 
 
 def _one_line(mark: object, default: str) -> str:

@@ -24,6 +24,7 @@ from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.rollout.worker import RolloutWorker, on_termination
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle
+from rl_bridge.services.own_process import tune_garbage_collector
 from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
@@ -107,6 +108,7 @@ class RolloutActor(ServiceActor):
                 max_attempts=attempts,
                 keep_tokens=self._keep_tokens,
             )
+        tune_garbage_collector()
         PROCESS_SPANS.rest("assignments")
         if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)

@@ -46,10 +46,11 @@ def require_scored(result: StepResult[Any]) -> None:
 
     Raises EpisodeUnscoredError if the environment could not score the episode.
     """
-    if (failure := result.infrastructure_error) is not None:
-        raise EpisodeLostError(failure)
-    if (reason := result.unscored) is not None:
-        raise EpisodeUnscoredError(reason)
+    outcome = result.outcome
+    if outcome.infrastructure_error is not None:
+        raise EpisodeLostError(outcome.infrastructure_error)
+    if outcome.unscored is not None:
+        raise EpisodeUnscoredError(outcome.unscored)
 
 
 Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float | None]]
