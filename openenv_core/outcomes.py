@@ -194,7 +194,8 @@ def _field(holder: object, name: str) -> Any:
         return None
     if type(holder) is dict:  # first, for speed: the check of an abstract class is slow
         return holder.get(name)
-    if _lacks(type(holder), name):
+    cls: Any = type(holder)
+    if _lacks(cls, name):
         return None
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
