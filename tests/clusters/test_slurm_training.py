@@ -101,7 +101,7 @@ def test_tasks_of_an_array_join_a_job_and_join_again_when_half_of_them_are_reque
                 *inside(hosts[0].namespace), *run, cwd=tmp_path, env=slurm.environment, timeout_s=60
             )
             found = json.loads(shown.stdout)["events"] if shown.returncode == 0 else []
-            return sum(event["what"] == what for event in found)
+            return sum(event["what"].startswith(f"{what}:") for event in found)
 
         def wait(condition: Callable[[], bool]) -> None:
             deadline = time.monotonic() + START_S
