@@ -13,8 +13,8 @@ async def test_an_address_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         server = GatewayServer(Gateway(), port=port)
-        with pytest.raises(ConfigError, match=f"at 127.0.0.1:{port}.*already in use"):
+        with pytest.raises(ConfigError, match=rf"at 127\.0\.0\.1:{port}.*already in use"):
             await server.start()
         await server.close()
-    with pytest.raises(ConfigError, match="at no-such-host.invalid:0"):
+    with pytest.raises(ConfigError, match=r"at no-such-host\.invalid:0"):
         await GatewayServer(Gateway(), host="no-such-host.invalid").start()

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
-from benchmarks.simulated_time import simulated
 
+from benchmarks.simulated_time import simulated
 from rl_bridge.errors import RoleError
 from rl_bridge.loops.weight_sync import WeightSync
 
