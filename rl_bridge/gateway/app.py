@@ -137,7 +137,8 @@ def _model(name: str) -> dict[str, Any]:
 
 async def read_body(request: Request) -> Mapping[str, Any]:
     """Return a request's JSON object; GatewayError if it has none."""
-    parts, length = [], 0
+    parts: list[bytes] = []
+    length = 0
     async for part in request.stream():  # whose length a client may not say, or not truly
         parts.append(part)
         if (length := length + len(part)) > MAX_BODY_BYTES:
