@@ -153,7 +153,8 @@ class Trajectory:
         scores: Scores of the parts of the environment's rubric, by path, summed over the steps.
         seat: The seat that it was played in, if the policy plays several seats of a game; siblings are then compared
             with those of their seat.
-        others: What the session's other seats have earned together; None for an episode without any.
+        others: What the session's other seats have earned together, in a game that no seat has left; None for an
+            episode without any.
     """
 
     seed: int

@@ -30,6 +30,7 @@ from openenv_core.sandbox.kernel.syscalls import current
 FOLDER: Final = namespaces.WORKSPACE
 """The program's folder: in memory, and gone with the program."""
 MAX_DISK_BYTES: Final = 1 << 30
+"""Of its folder, and of its output."""
 MAX_FILES: Final = 100_000
 BACKLOG: Final = 128
 MAX_DOORS: Final = 2
@@ -117,6 +118,8 @@ def _become_init(spec: Confinement, command: Sequence[str]) -> None:
         identity.drop_capabilities()
         libc.no_new_privileges()
         resource.setrlimit(resource.RLIMIT_NPROC, (spec.processes, spec.processes))  # does not bind root
+        # Its output is a file of the worker's, on a disk that others need.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_DISK_BYTES, MAX_DISK_BYTES))
         seccomp.install(_make_filter())
         try:
             os.execvp(command[0], list(command))

@@ -71,10 +71,10 @@ class AgentExit:
             RolloutError: The agent raised an exception.
             Exception: The policy failed, as the episode's `failure` says.
         """
+        if episode.failure is not None:  # also where calls that failed have used up the limit on calls
+            raise episode.failure
         if episode.over.is_set():
             return Ending.TRUNCATED_TURNS
-        if episode.failure is not None:
-            raise episode.failure
         if isinstance(self.how, Exception) and not episode.was_full:
             raise RolloutError(f"the agent raised\n{format_traceback(self.how)}") from self.how
         if isinstance(self.how, ProgramExit) and (self.how.code < 0 or not episode.calls):
@@ -157,6 +157,8 @@ class AgentHost:
     async def close(self) -> None:
         """Stop the gateway."""
         if self._started is not None:
+            self._started.cancel()  # its trial of the sandbox, too, if it is still in progress
+            await asyncio.gather(self._started, return_exceptions=True)
             await self._server.close()
         if self._http is not None:
             await self._http.aclose()
@@ -172,8 +174,10 @@ class AgentHost:
             messages: The chat that states the task.
             deadline: The deadline, as of `time.monotonic`.
         """
+        folder = Path(
+            tempfile.mkdtemp(prefix="ropewalk-agent-")
+        )  # here, so that no cancellation leaves it behind
         self.gateway.open(episode)
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="ropewalk-agent-"))
         run = AgentRun(
             messages=messages,
             functions=tools.functions,

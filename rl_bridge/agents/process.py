@@ -87,7 +87,9 @@ async def run_program(
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM)
                 await process.wait()
-    return ProgramExit(128 - code if code > 128 else code, read_tail(output_path))
+    # As shells do: 128 more than the signal. Codes beyond all signals are a program's own, such as 255 for -1.
+    killed = 128 < code < 128 + signal.NSIG
+    return ProgramExit(128 - code if killed else code, read_tail(output_path))
 
 
 async def run_there(program: AgentProgram, run: AgentRun, timeout_s: float) -> ProgramExit:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rl_bridge.errors import ConfigError
 from rl_bridge.gateway.dialects import ChatDialect, Dialect, MessagesDialect, ResponsesDialect
 from rl_bridge.gateway.dialects.base import encode
 from rl_bridge.gateway.episode import CallRecord, GatewayEpisode, RetryMarks
@@ -135,15 +137,18 @@ def _model(name: str) -> dict[str, Any]:
 
 async def read_body(request: Request) -> Mapping[str, Any]:
     """Return a request's JSON object; GatewayError if it has none."""
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise GatewayError(
-            f"expected a body of at most {MAX_BODY_BYTES} bytes, got {length}",
-            status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        )
+    parts: list[bytes] = []
+    length = 0
+    async for part in request.stream():  # whose length a client may not say, or not truly
+        parts.append(part)
+        if (length := length + len(part)) > MAX_BODY_BYTES:
+            raise GatewayError(
+                f"expected a body of at most {MAX_BODY_BYTES} bytes, got more",
+                status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            )
     try:
-        body = json.loads(await request.body())
-    except ValueError as error:
+        body = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
         raise GatewayError(f"expected a body of JSON: {error}") from error
     if not isinstance(body, Mapping):
         raise GatewayError(f"expected a JSON object as the body, got {type(body).__name__}")
@@ -283,12 +288,10 @@ class GatewayServer:
 
     def __init__(self, gateway: Gateway, *, host: str = HOST, port: int = 0) -> None:
         self.gateway = gateway
-        config = uvicorn.Config(
-            gateway.app, host=host, port=port, log_config=None, access_log=False, lifespan="off", ws="none"
-        )
+        config = uvicorn.Config(gateway.app, log_config=None, access_log=False, lifespan="off", ws="none")
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
-        self._host = host
+        self._host, self._port = host, port
 
     @property
     def address(self) -> tuple[str, int]:
@@ -302,8 +305,21 @@ class GatewayServer:
         return "http://{}:{}".format(*self.address)
 
     async def start(self) -> None:
-        """Listen; returns when it does."""
-        self._task = asyncio.create_task(self._server.serve())
+        """Listen; returns when it does.
+
+        Raises:
+            ConfigError: It cannot listen at its address.
+        """
+        # Not by uvicorn, which ends the whole process if it cannot.
+        try:
+            family = (await asyncio.get_running_loop().getaddrinfo(self._host, None))[0][0]
+            listener = socket.create_server((self._host, self._port), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"expected to listen at {self._host}:{self._port}, got: {error.strerror or error}; give an address of "
+                "this machine (rollout.agent.gateway_host, --host) and a port that is free"
+            ) from error
+        self._task = asyncio.create_task(self._server.serve([listener]))
         while not self._server.started:
             if self._task.done():
                 self._task.result()

@@ -95,10 +95,12 @@ class GatewayService:
         try:
             self._require_key(request)
             body = await read_body(request)
-            episode = self._open.pop(str(body.get("key")), None)
+            reward, metadata = _read_reward(body), body.get("metadata") or {}
+            episode = self._open.pop(
+                str(body.get("key")), None
+            )  # last: a request that is refused ends nothing
             if episode is None:
                 raise GatewayError("there is no such episode", status=HTTPStatus.NOT_FOUND)
-            reward, metadata = _read_reward(body), body.get("metadata") or {}
         except GatewayError as error:
             return JSONResponse(openai_error(error), error.status)
         await self.gateway.close(episode)

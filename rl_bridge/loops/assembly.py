@@ -34,7 +34,7 @@ from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, Role
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
-from rl_bridge.loops.cross_table import Opponents, initial_player, player_folder
+from rl_bridge.loops.cross_table import Opponents, initial_player, opponent_config, player_folder
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
@@ -165,9 +165,8 @@ async def start_roles(
 
     add("policy", PolicyActor, role_table.policy, {}, config, model_path, store)
     if config.has_opponent and store is not None:
-        whole = config.model_copy(update={"model": config.model.model_copy(update={"lora": None})})
         path = player_folder(initial_player(config), folder, model_path)
-        add("opponent", PolicyActor, role_table.opponent, {}, whole, path)
+        add("opponent", PolicyActor, role_table.opponent, {}, opponent_config(config), path)
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         environment = ONE_THREAD | allocator_environment(on_gpu=role_table.trainer.gpus > 0)

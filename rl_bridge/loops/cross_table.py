@@ -28,6 +28,8 @@ TABLE_FILE: Final = "cross_table.jsonl"
 """A JSON line for each cross-table of an environment."""
 POLICIES_FOLDER: Final = "policies"
 """Folder, in a run's folder, of the policy's versions: the pool's, and one for each `trainer.export_interval`."""
+SEED_LIMIT: Final = 2**31
+"""That of `Config.seed`."""
 EXPLOITABILITY: Final = "exploitability"
 """The figure of a task's probe that a cross-table shows: the exact one of the environment's oracle."""
 
@@ -162,6 +164,20 @@ def initial_player(config: Config) -> str:
     """Return who plays the opponents when a run begins: version 0 of the policy, or the checkpoint in `env.seats`."""
     source = config.opponent_source
     return "0" if source in (None, FROZEN) else str(source)
+
+
+def opponent_config(config: Config) -> Config:
+    """Return the configuration of the opponents' generator, which takes whole weights.
+
+    It has a seed of its own: with the policy's, the engines would draw the same random numbers, and a policy that meets
+    its own weights at one prompt, as where all seats act at once, would get its own answers.
+    """
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"lora": None}),
+            "seed": (config.seed + 1) % SEED_LIMIT,
+        }
+    )
 
 
 def player_folder(player: str, folder: Path, model_path: Path) -> Path:

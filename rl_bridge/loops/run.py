@@ -238,7 +238,10 @@ class Run:
     async def meet_opponents(self, version: PolicyVersion) -> None:
         """In self-play, make the cross-table of a version if it is due, and draw who plays against it."""
         if self.opponents is not None:
-            await self.opponents.begin_round(version)
+            with (
+                self.sync.without_deadline()
+            ):  # a cross-table has one of its own, as it may be thousands of games
+                await self.opponents.begin_round(version)
 
     async def log(
         self,

@@ -1,7 +1,8 @@
 """Synchronisation of new weights from the trainer to the generators, concurrent with the loop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rl_bridge.errors import RoleError
@@ -32,6 +33,7 @@ class WeightSync:
         self._overlapped = overlapped
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
+        self._deadline: asyncio.Timeout | None = None
         self.latest_metrics: Mapping[str, float] = {}
         """Metrics of the last completed synchronisation; overlapped, that of the version before the loop's."""
 
@@ -64,10 +66,28 @@ class WeightSync:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    @contextmanager
+    def without_deadline(self) -> Iterator[None]:
+        """Within the block the deadline of the synchronisation in progress, if there is one, is not counted down."""
+        if (deadline := self._deadline) is None or (ends_at := deadline.when()) is None:
+            yield
+            return
+        time = asyncio.get_running_loop().time
+        left_s = ends_at - time()
+        deadline.reschedule(None)
+        try:
+            yield
+        finally:
+            deadline.reschedule(time() + left_s)
+
     async def _run(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s) as timeout:
-                self.latest_metrics = await work
+                self._deadline = timeout
+                try:
+                    self.latest_metrics = await work
+                finally:
+                    self._deadline = None
         except TimeoutError as error:
             if not timeout.expired():
                 raise

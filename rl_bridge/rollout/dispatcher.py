@@ -402,6 +402,9 @@ class Dispatcher:
             )
             try:
                 result = await self._call_worker(assignment)
+            except asyncio.CancelledError:
+                self._cancel_leases([assignment.lease])  # its worker would play on
+                raise
             except (ReplicaLostError, NoReplicaError):
                 continue
             except TimeoutError as error:

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from pydantic_core import PydanticSerializationError
+
+from openenv_core.errors import ValidationFailedError
 from openenv_core.evaluation.statistics import is_success
 from rl_bridge.config import SelfPlayConfig
 from rl_bridge.errors import EpisodeUnscoredError
@@ -18,7 +21,8 @@ Player: TypeAlias = ChatPolicy | Callable[[Any], Any]
 """An opponent: weights behind a chat template, or a function of an observation that returns an action."""
 
 ATTEMPTS: Final = 8
-"""How often an opponent's answer that is no action is sampled anew: it is not trained, so its answers may be chosen."""
+"""How often an opponent's answer that is no action, or one that the environment refuses, is sampled anew: it is not
+trained, so its answers may be chosen."""
 
 
 async def play_opponent(
@@ -45,26 +49,30 @@ async def play_opponent(
             return
         with convert_task_errors():
             dialogue = await task.begin(session, player, result.observation)
-        attempts, answers = 1 if task.chat_grows else ATTEMPTS, 0
-        while not result.done:
-            with convert_task_errors():
-                prompt = dialogue.prompt()
-            actions: Any = Ending.TRUNCATED_LENGTH
-            for _ in range(0 if prompt is None else attempts):
-                number = None if sampling_key is None else sampling_seed(*sampling_key, answers)
-                turn, text = await player.answer(prompt or (), temperature=settings.temperature, seed=number)
-                answers += 1
-                try:
-                    with convert_task_errors():
-                        actions = dialogue.read(turn.completion, text)
-                except (ValueError, LookupError):
-                    actions = Ending.REFUSED_ACTION
-                if not isinstance(actions, Ending):
-                    break
-            if isinstance(actions, Ending):
+        attempts, answers, failures = 1 if task.chat_grows else ATTEMPTS, 0, 0
+        while not result.done and failures < attempts:
+            if not failures:
+                with convert_task_errors():
+                    prompt = dialogue.prompt()
+            if prompt is None:
                 return
-            for action in actions:
-                result = await session.step(action)
+            number = None if sampling_key is None else sampling_seed(*sampling_key, answers)
+            turn, text = await player.answer(prompt, temperature=settings.temperature, seed=number)
+            answers += 1
+            failures += 1  # until an action is taken
+            try:
+                with convert_task_errors():
+                    actions = dialogue.read(turn.completion, text)
+            except (ValueError, LookupError):
+                continue
+            for action in () if isinstance(actions, Ending) else actions:
+                try:
+                    result = await session.step(action)
+                except (ValidationFailedError, PydanticSerializationError):  # nothing has changed by it
+                    if task.chat_grows:
+                        return
+                    break
+                failures = 0
                 if result.done:
                     return
                 with convert_task_errors():

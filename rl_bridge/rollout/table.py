@@ -35,10 +35,15 @@ class Table:
         self._totals = dict.fromkeys(seats, 0.0)
         self._replies = {seat: _new_reply() for seat in seats}
         self._ended: set[str] = set()
-        self._begun = False
+        self._begun = self._was_left = False
 
     def earned_by_others(self, seat: str) -> float | None:
-        """Return what the session's other seats have earned together; None if it has no other."""
+        """Return what the session's other seats have earned together, once all have ended.
+
+        None if it has no other, or if a seat was left before the game was over.
+        """
+        if self._was_left:
+            return None
         others = [total for other, total in self._totals.items() if other != seat]
         return sum(others) if others else None
 
@@ -72,12 +77,14 @@ class Table:
         if seat in self._ended:
             return
         self._ended.add(seat)
+        self._was_left = True
         for other in self._replies.keys() - self._ended:
             self._ended.add(other)
             if not (reply := self._replies[other]).done():
                 reply.set_exception(
                     EpisodeUnscoredError(f"the seat {seat} was left before the game was over")
                 )
+                reply.exception()  # whoever plays it may be gone, or wait for its turn no more
 
     def _deliver(self, result: StepResult[Any]) -> None:
         """Give each seat that acts next, or has ended, its part of a reply."""

@@ -320,9 +320,7 @@ class RolloutWorker(EpisodePlayer):
         async def play(seat: str, index: int) -> Outcome:
             outcome = await self._play(table.seat(seat), index, active, policy, settings, answers[index])
             table.leave(seat)
-            if isinstance(outcome, NoTrajectory):
-                return outcome
-            return replace(outcome, seat=seat, others=table.earned_by_others(seat))
+            return outcome if isinstance(outcome, NoTrajectory) else replace(outcome, seat=seat)
 
         async def oppose(seat: str) -> None:
             number = UNTRAINED + assignment.siblings[first] * len(seats) + seats.index(seat)
@@ -339,7 +337,14 @@ class RolloutWorker(EpisodePlayer):
 
         plays = [play(seat, episodes[seat]) if seat in episodes else oppose(seat) for seat in seats]
         outcomes = await run_until_stopped(plays, asyncio.Event())
-        return [outcome for outcome in outcomes if outcome is not None]
+        # Not before all seats have ended: one may be out while others go on to earn.
+        return [
+            outcome
+            if isinstance(outcome, NoTrajectory)
+            else replace(outcome, others=table.earned_by_others(outcome.seat))
+            for outcome in outcomes
+            if outcome is not None
+        ]
 
     @contextmanager
     def _pin_player(self, name: str, policy: ChatPolicy) -> Iterator[Opponent]:

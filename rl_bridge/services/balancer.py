@@ -278,8 +278,8 @@ class Balancer:
             raise
         finally:
             self._on_call_done(key, call)
-            # Only if this start still serves: a newer start of the replica has a record of its own.
-            if (load := self._find_load(target)) is not None and self._record_call_end(load, failed):
+            # Only if it is still the record: a newer start has one of its own, and so has one that was out meanwhile.
+            if load is not None and self._find_load(target) is load and self._record_call_end(load, failed):
                 self._on_suspect(target)
 
     def _record_call_end(self, load: _TargetLoad, failed: bool | None) -> bool:

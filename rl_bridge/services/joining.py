@@ -103,6 +103,7 @@ class JoinServer:
         self._notice_file = notice_file
         self._fleet: asyncio.Future[Fleet] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self.address = ""
         """tcp://HOST:PORT, once it listens."""
 
@@ -120,6 +121,7 @@ class JoinServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._closed = True
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -140,6 +142,9 @@ class JoinServer:
         assert task is not None
         self._tasks.add(task)
         try:
+            if self._closed:  # it was accepted just before, and nobody would cancel it
+                await _send(writer, over=True)
+                return
             _keep_alive(writer)
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await _receive(reader)
@@ -172,11 +177,12 @@ class JoinServer:
         """Admit a host, wait until it leaves or is lost, and take it out."""
         message = asyncio.ensure_future(_receive(reader))
         try:
-            futures: set[asyncio.Future[Any]] = {message, self._fleet}
+            admitted = self._fleet
+            futures: set[asyncio.Future[Any]] = {message, admitted}
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if message.done():
                 return
-            fleet = self._fleet.result()
+            fleet = admitted.result()
             await _send(writer, admitted=True, notice_file=self._notice_file)
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 address = (await message or {}).get("address")

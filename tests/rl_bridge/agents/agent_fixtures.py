@@ -108,3 +108,13 @@ async def ask_aside(run: AgentRun) -> None:
         chat.append({"role": "user", "content": "go on"})
         chat += [await ask(*chat), {"role": "user", "content": "and on"}]
         await ask(*chat)
+
+
+async def ask_until_refused(run: AgentRun) -> None:
+    """Repeats a call that fails, as SDKs do, until the gateway refuses it."""
+    headers = {"authorization": f"Bearer {run.key}"}
+    async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=60) as http:
+        status = 0
+        while status != 403:
+            reply = await http.post("/v1/chat/completions", json={"messages": list(run.messages)})
+            status = reply.status_code

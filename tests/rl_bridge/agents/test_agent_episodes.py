@@ -179,9 +179,12 @@ async def test_program_that_is_killed_is_lost_and_played_again(
 async def test_program_that_fails_by_itself_has_earned_what_it_has(
     desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = program(NEXT="sys.exit(3)")
-    async with agent_playing(desk, tmp_path, agent, str, **parts(monkeypatch, lambda prompt: "No.")) as play:
-        assert (await only(play)).ending is Ending.COMPLETED
+    for code in (3, -1):
+        agent = program(NEXT=f"sys.exit({code})")
+        async with agent_playing(
+            desk, tmp_path, agent, str, **parts(monkeypatch, lambda prompt: "No.")
+        ) as play:
+            assert (await only(play)).ending is Ending.COMPLETED
     never = {"command": (sys.executable, "-c", "print('no key'); raise SystemExit(1)")}
     async with agent_playing(desk, tmp_path, never, str, **parts(monkeypatch)) as play:
         (outcome,) = (await play([7])).outcomes
@@ -217,6 +220,25 @@ async def test_engine_or_environment_that_fails_is_no_play(
     (outcome,) = result.outcomes
     assert isinstance(outcome, NoTrajectory)
     assert (outcome.ending, result.retried) == (Ending.FAILED_ENVIRONMENT, 2)
+
+
+async def test_engine_that_fails_up_to_the_limit_on_calls_is_no_play(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = {"function": "agent_fixtures:ask_until_refused"}
+    async with agent_playing(
+        desk, tmp_path, agent, str, **parts(monkeypatch, lambda prompt: "No."), max_attempts=1
+    ) as play:
+        calls = iter(range(3))
+
+        def fail() -> None:
+            if next(calls):
+                raise GeneratorError("the engine is gone")
+
+        play.engine.before = fail
+        (outcome,) = (await play([7], num_turns=3)).outcomes
+    assert isinstance(outcome, NoTrajectory)
+    assert (outcome.absence, outcome.ending) == (Absence.DROPPED, Ending.FAILED_POLICY)
 
 
 def test_program_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from worker_fixtures import absences, trajectories
 
 from openenv_core.sandbox import Isolation
 from openenv_core.sandbox.kernel import cgroups
+from rl_bridge.agents.confine import MAX_DISK_BYTES
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import Ending
 
@@ -28,7 +29,7 @@ async def namespaces() -> None:
 
 
 PROBE = """
-import json, os, socket, sys, urllib.request
+import json, os, resource, socket, sys, urllib.request
 url, key, server, secret, own = sys.argv[1:]
 def post(path, body):
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {
@@ -57,6 +58,7 @@ found = {
     "processes": len([name for name in os.listdir("/proc") if name.isdigit()]),
     "usr": attempt(lambda: open("/usr/x", "w")),
     "ours": attempt(lambda: __import__("rl_bridge")),
+    "longest": resource.getrlimit(resource.RLIMIT_FSIZE),
 }
 answer = post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
 found["said"] = answer["choices"][0]["message"]["content"]
@@ -93,6 +95,7 @@ async def test_a_confined_program_reaches_the_gateway_and_nothing_else(
         "processes": 0,
         "usr": "OSError",
         "ours": "ModuleNotFoundError",
+        "longest": [MAX_DISK_BYTES, MAX_DISK_BYTES],
         "said": "I finish.",
     }
 

@@ -85,6 +85,8 @@ async def test_an_episode_ends_as_a_trace_of_what_the_server_sampled(
                 assert reply.status_code == 200, reply.text
                 chat += [reply.json()["choices"][0]["message"], {"role": "user", "content": word}]
             end = {"key": key, "reward": 1, "metadata": {"task": 7}}
+            refused = await http.post("/episodes/end", json={**end, "reward": "1"}, headers=owner)
+            assert (refused.status_code, traces.exists()) == (400, False)
             assert (
                 await http.post("/episodes/end", json={**end, "key": "x"}, headers=owner)
             ).status_code == 404

@@ -20,7 +20,7 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.config.self_play import TRAINED
 from rl_bridge.errors import ConfigError
-from rl_bridge.loops.cross_table import TABLE_FILE, Opponents, make_row
+from rl_bridge.loops.cross_table import TABLE_FILE, Opponents, make_row, opponent_config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, held_out_seeds
 from rl_bridge.rollout.dispatcher import Dispatcher
@@ -137,6 +137,14 @@ async def test_the_last_cross_table_is_against_all_opponents_from_every_seat(tmp
     missing, _, _ = make_opponents(tmp_path, opponents=["nowhere"])
     with pytest.raises(ConfigError, match="the folder of a checkpoint"):
         await missing.begin_round(9)
+
+
+def test_the_generator_of_opponents_draws_other_numbers_than_the_policys(tmp_path: Path) -> None:
+    """The first replicas of both keep the seed of their configuration (`derive_seed`)."""
+    config = make_opponents(tmp_path)[0]._config.model_copy(update={"seed": 2**31 - 1})
+    other = opponent_config(config)
+    assert other.seed != config.seed
+    assert type(config).model_validate(other.model_dump(exclude_unset=True)).seed == other.seed
 
 
 def fold(observation: KuhnObservation) -> KuhnAction:

@@ -220,6 +220,21 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
 
 
 @simulated
+async def test_held_out_episodes_that_nobody_waits_for_any_more_are_stopped() -> None:
+    """As when the trainer is lost while a cross-table is made: they would go on beside those of the next try."""
+    bridge = Bridge(play_in_order(*[1000.0] * 9), iterations=0)
+    async with bridge.dispatcher as dispatcher:
+        playing = asyncio.create_task(dispatcher.play_held_out(range(8), lambda *_: None))
+        await asyncio.sleep(1.0)
+        leases = sorted(one.lease for one in bridge.workers.assignments)
+        assert leases == [-2, -1]
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        await asyncio.sleep(1.0)
+        assert sorted(bridge.workers.told_to_stop) == leases
+
+
+@simulated
 async def test_held_out_episodes_that_are_sampled_have_seeds_of_their_own_in_a_deterministic_run() -> None:
     bridge = Bridge(play_at_once, iterations=0, deterministic=True)
     async with bridge.dispatcher as dispatcher:

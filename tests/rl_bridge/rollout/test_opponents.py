@@ -1,22 +1,25 @@
 """Opponents in self-play: who plays untrained seats, how versions are drawn, and the rows of the cross-table."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
+from rollout_fixtures import Note, NotebookTask, Notes, word
 from serving import serving
 from worker_fixtures import absences, playing, poker_decision, trajectories
 
 from envs.kuhn_env import KuhnAction, KuhnObservation
 from envs.kuhn_env.server.app import app as kuhn_app
 from examples.grpo_kuhn.task import KuhnTask
+from openenv_core import MultiAgentEnvironment, State
 from rl_bridge.config import EnvConfig, SelfPlayConfig
 from rl_bridge.config.self_play import TRAINED, Seating
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence
 from rl_bridge.rollout.opponents import ATTEMPTS, OpponentPool
 from rl_bridge.types import Ending, Group, Trajectory
+from servers import create_app
 
 
 def seatings(**keys: Any) -> tuple[Seating, ...]:
@@ -72,6 +75,41 @@ async def test_the_answer_of_an_opponent_that_is_no_action_is_sampled_anew(kuhn:
     async with playing([kuhn], KuhnTask, lambda _: "bet", opponent=lambda _: "fold") as play:
         assert absences(await play([1], seatings=seating)) == [Absence.UNSCORED]
         assert len(play.opponent.asked) == ATTEMPTS
+
+
+class Duet(MultiAgentEnvironment[Note, Notes, State]):
+    """One note each."""
+
+    seats = ("first", "second")
+
+    def reset(self) -> dict[str, Notes]:
+        return {seat: Notes(words=[seat]) for seat in self.seats}
+
+    def step(self, actions: Mapping[str, Note]) -> dict[str, Notes]:
+        return {seat: Notes(words=[], reward=1.0, terminated=True) for seat in self.seats}
+
+
+class CarelessTask(NotebookTask):
+    """Makes an action of anything, even one that is not of the environment's model."""
+
+    def parse(self, text: str) -> Note:
+        return Note.model_construct(text=None if text == "nothing" else text)
+
+
+async def test_an_action_of_an_opponent_that_the_environment_refuses_is_sampled_anew(
+    no_backoff: None,
+) -> None:
+    """It is no error of the run, any more than the policy's own."""
+    answers = iter(["nothing"] * (ATTEMPTS - 1) + ["word"])
+    seating = (EXCHANGED[0],)
+    async with serving(create_app(Duet, Note, Notes)) as address:
+        url = f"http://{address}"
+        async with playing([url], CarelessTask, word, opponent=lambda _: next(answers)) as play:
+            (found,) = trajectories(await play([1], seatings=seating))
+            assert (found.reward, found.ending) == (1.0, Ending.COMPLETED)
+        async with playing([url], CarelessTask, word, opponent=lambda _: "nothing") as play:
+            assert absences(await play([1], seatings=seating)) == [Absence.UNSCORED]
+            assert len(play.opponent.asked) == ATTEMPTS
 
 
 async def test_functions_the_server_and_the_policy_itself_are_opponents(kuhn: str) -> None:

@@ -1,5 +1,7 @@
 """Self-play: a worker plays all seats of a game at one table; rewards by seat, and tables that a seat leaves."""
 
+import asyncio
+import gc
 import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, ClassVar
@@ -209,3 +211,44 @@ async def test_a_game_that_fails_is_played_again_by_all_seats_with_the_same_answ
         result = await play([5, 5], seats=("left", "right"))
     assert [(each.seat, each.reward) for each in trajectories(result)] == [("left", 4.0), ("right", 5.0)]
     assert (result.retried, sorted(play.engine.asked)) == (1, ["left", "right"])
+
+
+class Relay(MultiAgentEnvironment[Note, Notes, State]):
+    """The left player is out after one note; the right one goes on, and earns more."""
+
+    seats = ("left", "right")
+
+    def reset(self) -> dict[str, Notes]:
+        return {seat: Notes(words=[seat]) for seat in self.seats}
+
+    def step(self, actions: Mapping[str, Note]) -> dict[str, Notes]:
+        out = "left" not in actions
+        return {seat: Notes(words=[seat], reward=1.0, terminated=out or seat == "left") for seat in actions}
+
+
+async def test_what_others_earn_counts_to_the_end_of_their_game(no_backoff: None) -> None:
+    async with (
+        serving(create_app(Relay, Note, Notes)) as address,
+        playing([f"http://{address}"], NotebookTask, word) as play,
+    ):
+        found = trajectories(await play([5, 5], seats=("left", "right")))
+        assert [(each.reward, each.others) for each in found] == [(1.0, 2.0), (2.0, 1.0)]
+        texts = iter(["word", "word", "nonsense"])
+        play.engine.script = lambda _: next(texts)
+        found = trajectories(await play([5, 5], seats=("left", "right")))
+        # The right one has left its game, which so has no total.
+        assert [(each.ending, each.others) for each in found] == [
+            (Ending.COMPLETED, None),
+            (Ending.ILLEGAL, None),
+        ]
+
+
+async def test_a_seat_that_is_left_is_nobodys_error() -> None:
+    contexts: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
+    table, first, second = sit(reply("first"))
+    await first.reset(seed=4)
+    table.leave("first")  # while nobody waits for the second seat's turn
+    del table, first, second
+    gc.collect()
+    assert contexts == []

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,21 @@ async def test_end_of_the_run_is_announced(fleet: Any) -> None:
             host.send(REQUEST)
             assert await host.receive() == {"admitted": True, "notice_file": None}
         assert await host.receive() == {"over": True}
+
+
+async def test_host_that_comes_while_the_run_ends_is_left_with_nobody() -> None:
+    """However far its connection has got by then: no task waits on for a run that is over."""
+    before = asyncio.all_tasks()
+    for turns in range(3, 8):  # earlier it is asyncio itself that drops a connection
+        async with JoinServer("127.0.0.1", 0, "s3cret") as server:
+            host, _, port = server.address.removeprefix("tcp://").rpartition(":")
+            connection = socket.create_connection((host, int(port)))
+            connection.sendall(json.dumps(REQUEST).encode() + b"\n")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        connection.close()
+        assert asyncio.all_tasks() == before, turns
 
 
 def test_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:

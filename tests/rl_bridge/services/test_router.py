@@ -63,6 +63,25 @@ async def test_the_least_loaded_is_picked_and_ties_go_round(stage_of: StageOf) -
         call.cancel()
 
 
+async def test_one_that_was_out_for_a_while_does_not_attract_the_calls(stage_of: StageOf) -> None:
+    """Its calls from before are none of its load."""
+    stage = stage_of(2)
+    for target in stage.targets:
+        target.hold()
+    before = await stage.begin(8)
+    stage.balancer.replace([stage.targets[1]])
+    stage.balancer.replace(stage.targets)
+    for target in stage.targets:
+        target.released.set()
+        target.released = asyncio.Event()
+    await asyncio.gather(*before)
+    counts = [len(target.calls) for target in stage.targets]
+    calls = await stage.begin(8)
+    assert [len(target.calls) - count for target, count in zip(stage.targets, counts, strict=True)] == [4, 4]
+    for call in calls:
+        call.cancel()
+
+
 async def test_one_that_fails_fast_does_not_attract_the_calls(stage_of: StageOf) -> None:
     stage = stage_of(2)
     stage.targets[0].error = ValueError()
