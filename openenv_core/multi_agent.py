@@ -77,9 +77,10 @@ class MultiAgentEnvironment(
         return self.seats
 
     def check(self, seat: str, action: ActT, /) -> None:
-        """Raise an error if a seat may not act so; nothing changes then, and its player may try again.
+        """Raise a ValueError if a seat may not act so; nothing changes then, and its player may try again.
 
-        The player of the seat is shown the message. An error in `step` ends the episode for all instead.
+        The player of the seat is shown the message; to a client it is a ValidationFailedError, and in training an
+        answer that the environment refuses. An error in `step` ends the episode for all instead.
         """
 
     def forfeit(self, seat: str, /) -> Mapping[str, ObsT]:

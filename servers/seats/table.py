@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from openenv_core import Observation
 from openenv_core.errors import EnvironmentFailureError
 from openenv_core.multi_agent import FORFEIT, MultiAgentEnvironment, SeatPolicy
+from openenv_core.protocol.errors import VALIDATION_ERROR, RefusalError, text_of
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.watchdog import Watchdog
 from servers.execution import keep
@@ -160,9 +161,12 @@ class GameTable:
         return reply
 
     def _check(self, player: Player, action: Any) -> None:
-        """Raise what the game raises of the action."""
+        """Raise what the game raises of the action; a ValueError as a refusal, which says that nothing was done."""
         if self._has_check and not self.over:  # it may have ended while the player thought
-            self._game.check(player.acting_seat, action)
+            try:
+                self._game.check(player.acting_seat, action)
+            except ValueError as error:
+                raise RefusalError(VALIDATION_ERROR, text_of(error)) from None
 
     def _accept(self, player: Player) -> str:
         """Stop the time of a player that acts; return the seat that it acts for."""

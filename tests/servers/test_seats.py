@@ -20,6 +20,7 @@ from openenv_core.errors import (
     ExecutionError,
     ServerError,
     SessionError,
+    ValidationFailedError,
 )
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -75,7 +76,7 @@ async def test_seats_that_act_at_once_wait_for_each_other(game: Any) -> None:
             assert not any(result.done for result in begun)
             for number in (1, 2, 3):
                 waiting = [say(clients[0], number), say(clients[2], 10 * number)]
-                with pytest.raises(ExecutionError, match="b said -1"):
+                with pytest.raises(ValidationFailedError, match="b said -1"):
                     await say(clients[1], -1)
                 assert not any(step.done() for step in waiting)
                 results = [await say(clients[1], 5), *await asyncio.gather(*waiting)]

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from random import Random
 
 from openenv_core import EnvironmentMetadata, MultiAgentEnvironment
-from openenv_core.errors import EnvironmentFailureError
 
 from ..division import TOTAL_VALUE, draw_pool, rest_of, shares, worth
 from ..models import ITEMS, SEATS, Item, NegotiationAction, NegotiationObservation, NegotiationState
@@ -58,12 +57,12 @@ class NegotiationEnvironment(
     def check(self, seat: str, action: NegotiationAction) -> None:
         """Refuse an offer of more than there is, and the acceptance of no offer."""
         if action.accept and self.state.offer is None:
-            raise EnvironmentFailureError("there is no offer to accept; make one with `take`")
+            raise ValueError("there is no offer to accept; make one with `take`")
         if action.accept and action.take is not None:
-            raise EnvironmentFailureError("a turn accepts an offer or makes one, not both")
+            raise ValueError("a turn accepts an offer or makes one, not both")
         for item, count in (action.take or {}).items():
             if count > self.state.items[item]:
-                raise EnvironmentFailureError(f"there are {self.state.items[item]} {item}, not {count}")
+                raise ValueError(f"there are {self.state.items[item]} {item}, not {count}")
 
     def step(self, actions: Mapping[str, NegotiationAction]) -> dict[str, NegotiationObservation]:
         """Say something, and offer or accept."""

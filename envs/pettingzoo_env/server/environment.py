@@ -14,7 +14,6 @@ from pettingzoo.utils import parallel_to_aec
 
 from openenv_core import MultiAgentEnvironment
 from openenv_core.adapters.spaces import encodable_info, read_value, write_value
-from openenv_core.errors import EnvironmentFailureError
 
 from ..models import PettingZooAction, PettingZooObservation, models_for
 
@@ -69,7 +68,7 @@ class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooOb
         except ValueError:
             valid = False
         if not valid:
-            raise EnvironmentFailureError(f"this is no action of {space}: {action.action!r:.200}")
+            raise ValueError(f"this is no action of {space}: {action.action!r:.200}")
 
     @property
     def turn(self) -> tuple[str]:
