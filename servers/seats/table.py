@@ -101,6 +101,7 @@ class GameTable:
         self.seed: int | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._game_type = game_type
+        self._seats = frozenset(game_type.seats)
         self._has_check = game_type.check is not MultiAgentEnvironment.check
         self._shared = make_game is None
         self._make_game = make_game or game_type
@@ -294,13 +295,20 @@ class GameTable:
 
     def _take(self, observations: Mapping[str, Observation]) -> None:
         """Keep what each seat sees."""
+        name = self._game_type.__name__
+        if type(observations) is not dict and not isinstance(observations, Mapping):
+            kind = type(observations).__name__
+            raise EnvironmentFailureError(f"{name} returned {kind}, not the observations by seat")
         for seat in self._game_type.seats:
             if seat not in self._ended:
                 if (observation := observations.get(seat)) is None:
-                    name = self._game_type.__name__
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
         turn, ended = dict.fromkeys(self._game.turn), self._ended
+        if not turn.keys() <= self._seats:
+            raise EnvironmentFailureError(
+                f"{name}.turn is a sequence of seats, such as {tuple(self._game_type.seats[:1])}, not {self._game.turn!r:.80}"
+            )
         # At the end, the seat that would act next is shown first.
         self._turn = list(turn) if self.over or not ended else [seat for seat in turn if seat not in ended]
         self._count_expected()

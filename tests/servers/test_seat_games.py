@@ -150,3 +150,25 @@ async def test_games_that_hang_delay_no_other() -> None:
     finally:
         may_go_on.set()
     await gather(hanging)
+
+
+async def test_what_an_author_may_get_wrong_is_named() -> None:
+    class Nothing(Turns):
+        def step(self, actions: Mapping[str, Guess]) -> Any:
+            return None
+
+    class NotBySeat(Turns):
+        def step(self, actions: Mapping[str, Guess]) -> Any:
+            return Secret(secret="x")
+
+    class NobodyWeKnow(Turns):
+        turn = "bank"
+
+    (player, *_) = make_players(NobodyWeKnow)
+    with pytest.raises(EnvironmentFailureError, match=r"turn is a sequence of seats, such as \('a',\), not 'bank'"):
+        await call(player.reset())
+    for game, match in ((Nothing, "NoneType"), (NotBySeat, "Secret")):
+        (player, *_) = make_players(game)
+        await call(player.reset())
+        with pytest.raises(EnvironmentFailureError, match=f"returned {match}, not the observations by seat"):
+            await call(player.step(Guess(number=1)))
