@@ -103,7 +103,12 @@ class KubernetesFleet(ServerFleet):
         token = base64.b64decode(secret.data["token"]).decode()
         (container,) = found.spec.template.spec.containers
         return cls(
-            container.image, found.spec.replicas or 1, name=name, token=token, namespace=namespace, detached=True
+            container.image,
+            found.spec.replicas or 1,
+            name=name,
+            token=token,
+            namespace=namespace,
+            detached=True,
         )._adopt()
 
     def servers(self) -> list[FleetServer]:

@@ -307,7 +307,8 @@ class GameTable:
         turn, ended = dict.fromkeys(self._game.turn), self._ended
         if not turn.keys() <= self._seats:
             raise EnvironmentFailureError(
-                f"{name}.turn is a sequence of seats, such as {tuple(self._game_type.seats[:1])}, not {self._game.turn!r:.80}"
+                f"{name}.turn is a sequence of seats, such as {tuple(self._game_type.seats[:1])}, not "
+                f"{self._game.turn!r:.80}"
             )
         # At the end, the seat that would act next is shown first.
         self._turn = list(turn) if self.over or not ended else [seat for seat in turn if seat not in ended]

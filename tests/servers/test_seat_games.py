@@ -124,8 +124,7 @@ async def test_a_game_that_blocks_is_made_and_closed_in_threads_and_not_during_a
     for _ in "ab":
         await call(player.step(Guess(number=1)))
     left = asyncio.create_task(player.step(Guess(number=1)))
-    while not begun.is_set():
-        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
     left.cancel()
     closing = player.close()
     may_go_on.set()
@@ -165,7 +164,9 @@ async def test_what_an_author_may_get_wrong_is_named() -> None:
         turn = "bank"
 
     (player, *_) = make_players(NobodyWeKnow)
-    with pytest.raises(EnvironmentFailureError, match=r"turn is a sequence of seats, such as \('a',\), not 'bank'"):
+    with pytest.raises(
+        EnvironmentFailureError, match=r"turn is a sequence of seats, such as \('a',\), not 'bank'"
+    ):
         await call(player.reset())
     for game, match in ((Nothing, "NoneType"), (NotBySeat, "Secret")):
         (player, *_) = make_players(game)
