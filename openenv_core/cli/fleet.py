@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import time
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,20 +81,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _new_fleet(arguments: argparse.Namespace) -> "ServerFleet":
     from openenv_core.providers.base import TOKEN_FILE, read_first_token
-    from openenv_core.providers.fleet import open_fleet
+    from openenv_core.providers.fleet import fleet_class, open_fleet
 
     if arguments.target is None:
         raise ConfigurationError("expected what to serve after the fleet's name: an environment, or an image")
     token_file = arguments.token_file or Path(f"{arguments.name}.token")
     options: dict[str, Any] = {"name": arguments.name, "detached": True, **arguments.options}
-    if (token := read_first_token({TOKEN_FILE: str(token_file)})) is not None:
-        options["token"] = token
+    token = read_first_token({TOKEN_FILE: str(token_file)})
+    if token is not None and "token" in signature(fleet_class(arguments.engine)).parameters:
+        options.setdefault("token", token)
     fleet = open_fleet(arguments.engine, arguments.target, arguments.servers, options)
     if not token_file.exists():
         with open(
             os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
         ) as file:
             file.write(f"{fleet.token}\n")
+    elif token != fleet.token:
+        raise ConfigurationError(f"{token_file} does not have the servers' token; remove it, or name another")
     return fleet
 
 

@@ -124,6 +124,7 @@ class Servers:
             await self._prefer_emptier()
         clock = asyncio.get_running_loop().time
         retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
+        are_new = False
         while True:
             capacity_error: CapacityError | None = None
             failed: ConnectionFailedError | None = None
@@ -136,7 +137,11 @@ class Servers:
                     failed = error
                 _known_loads.pop(self.url or "", None)
                 self.use_next()
-            if (failed is not None or clock() > self._listed_at + LIST_INTERVAL_S) and await self._list():
+            were_new = are_new
+            are_new = (
+                failed is not None or clock() > self._listed_at + LIST_INTERVAL_S
+            ) and await self._list()
+            if are_new and not were_new:  # servers that fail as fast as new ones start are not tried for ever
                 continue
             if capacity_error is not None:
                 await wait.pause(capacity_error)

@@ -83,7 +83,7 @@ class ClaimFleet(ServerFleet):
         if not (found := _list(_claims_api(), namespace, {INSTANCE: name})):
             raise ProviderError(f"expected claims of a fleet {name!r} in {namespace}, got none")
         secret, pool = found[0]["metadata"]["annotations"][SECRET], found[0]["spec"]["warmPoolRef"]["name"]
-        return cls(pool, len(found), secret=secret, name=name, namespace=namespace, detached=True)
+        return cls(pool, len(found), secret=secret, name=name, namespace=namespace, detached=True)._adopt()
 
     def servers(self) -> list[FleetServer]:
         """Return the servers; one whose claim has no ready sandbox, or is ending, is not.

@@ -105,14 +105,14 @@ class ServerFleet(ABC):
             )
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
-        self._is_another = self._is_started = False
+        self._is_own = self._is_started = False  # own: started by this object, or found
         self._starting = threading.Lock()
         self._stopping = threading.Event()
 
     @classmethod
     @abstractmethod
     def find(cls, name: str) -> Self:
-        """Return the running fleet of a name, which outlives this object.
+        """Return the running fleet of a name, which outlives this object; as `_adopt` returns it.
 
         Raises:
             ProviderError: There is none, or the engine does not answer.
@@ -158,29 +158,35 @@ class ServerFleet(ABC):
             if self._is_started:
                 self.wait_ready(1)
                 return self.urls()[0]
-            self._is_another = bool(self.servers())
-            if self._is_another:
+            if self.servers():
                 raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
-            self._is_started = True
+            self._is_own = self._is_started = True
             try:
                 self._resize(self._size)
                 self.wait_ready(self._size)
             except BaseException:
                 self._end()
-                self._is_started = False
+                self._is_own = self._is_started = False
                 raise
             return self.urls()[0]
 
     def stop(self) -> None:
-        """Stop all servers, whatever their sessions do. Idempotent. Leaves another fleet that had the name alone.
+        """Stop all servers, whatever their sessions do. Idempotent.
+
+        Leaves a fleet of the same name alone that this object has neither started nor found.
 
         Makes a start in progress in another thread fail.
         """
         with hold_stopped(self._stopping.set, self._starting):
             self._stopping.clear()
-            if not self._is_another:
+            if self._is_own:
                 self._end()
-                self._is_started = False
+                self._is_own = self._is_started = False
+
+    def _adopt(self) -> Self:
+        """Take the running fleet of this name for one's own, which `stop` ends; return this object."""
+        self._is_own = True
+        return self
 
     def __enter__(self) -> Self:
         self.start()
@@ -249,7 +255,8 @@ class ServerFleet(ABC):
         """Keep the number of servers between two, by their sessions and queues, until `pause` raises.
 
         One is added while clients wait and all others are ready. One leaves, as in `scale`, if a tenth of the slots
-        stays free without it; if clients wait before it is idle, it is started anew once it is.
+        stays free without it, or if there are too many; if clients wait before it is idle, it is started anew once it
+        is.
 
         Args:
             least: The fewest servers.
@@ -269,15 +276,19 @@ class ServerFleet(ABC):
         servers, load = self.servers(), self.load()
         count = len(servers)
         if draining is not None and self._is_idle(draining):
-            if draining.number == count - 1 and not load.waiting:
+            if draining.number == count - 1 and (not load.waiting or count > most):
                 self._resize(count - 1)
             else:
                 self._uncordon(draining)
             return None
-        if load.waiting:
+        if count < least:
+            self._resize(least)
+        elif load.waiting and count <= most:
             if count < most and all(server.ready for server in servers):
                 self._resize(count + 1)
-        elif draining is None and count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count):
+        elif draining is None and (
+            count > most or (count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count))
+        ):
             draining = servers[-1]
             self._cordon(draining)
         return draining

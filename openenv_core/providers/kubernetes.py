@@ -103,8 +103,13 @@ class KubernetesFleet(ServerFleet):
         token = base64.b64decode(secret.data["token"]).decode()
         (container,) = found.spec.template.spec.containers
         return cls(
-            container.image, found.spec.replicas, name=name, token=token, namespace=namespace, detached=True
-        )
+            container.image,
+            found.spec.replicas or 1,
+            name=name,
+            token=token,
+            namespace=namespace,
+            detached=True,
+        )._adopt()
 
     def servers(self) -> list[FleetServer]:
         """Return the servers; one whose pod is not Ready, or is ending, is not."""

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import weakref
@@ -119,12 +120,20 @@ class LocalProcessProvider(OwnedServerProvider):
         self._guard = self._tail = None
         server = _GuardedServer(self._stop_timeout_s + KILL_MARGIN_S)
         self._ending = weakref.finalize(self, server.end)  # first: a Ctrl-C may come at any moment
-        with listen(self._port, host=self._host) as listener, server.stdin:
+        with server.stdin, self._listen() as listener:
             port = int(listener.getsockname()[1])
             guard = server.guard = self._guard = self._spawn(listener.fileno(), server.stdin)
         output = server.output = self._tail = _OutputTail(guard, self._log)
         self._wait_until_healthy(guard, port, output)
         return f"http://{self._host}:{port}"
+
+    def _listen(self) -> socket.socket:
+        try:
+            return listen(self._port, host=self._host)
+        except OSError as error:
+            raise ProviderError(
+                f"cannot listen on {self._host}:{self._port} for {self.app!r}: {error}; choose another port"
+            ) from error
 
     def _spawn(self, fd: int, lifeline: IO[bytes]) -> "subprocess.Popen[bytes]":
         command = [argument.replace("{app}", self.app).replace("{fd}", str(fd)) for argument in self._command]

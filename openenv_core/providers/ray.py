@@ -187,7 +187,7 @@ class RayFleet(ServerFleet):
             first = next(iter(actors.values()))
             options: RayServerOptions = ray.get(first.options.remote(), timeout=READY_TIMEOUT_S)
         arguments = {each.name: getattr(options, each.name) for each in fields(options)}
-        return cls(servers=len(actors), name=name, **arguments)
+        return cls(servers=len(actors), name=name, **arguments)._adopt()
 
     def servers(self) -> list[FleetServer]:
         """Return the servers; one whose actor is being started or restarted is not ready."""

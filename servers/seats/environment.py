@@ -17,7 +17,7 @@ from openenv_core.multi_agent import MultiAgentEnvironment, SeatPolicy
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.types import ActT, ObsT
 from servers.execution import keep
-from servers.seats.table import GameTable, Player
+from servers.seats.table import GameTable, Player, start_in_thread
 
 MAX_NAME_CHARS: Final = 200
 """Longest name of a table."""
@@ -68,6 +68,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
     def __init__(self) -> None:
         self.on_absence: Callable[[], object] = lambda: None
         self._game: MultiAgentEnvironment[Any, Any, Any] | None = None  # of tables for this session alone
+        self._lock = asyncio.Lock()  # of calls of that game in threads
         self._table: GameTable | None = None
         self._player = Player((), self._lose_seat)
         self._state = SeatState()
@@ -124,15 +125,21 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
 
     def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
         """Return the game's description."""
+        if self.GAME.BLOCKING:
+            return start_in_thread(self._lock, lambda: self._own_game().get_metadata())
         return self._own_game().get_metadata()
 
     def close(self) -> Awaitable[None] | None:
-        """Leave the table."""
+        """Leave the table, and close the game of this session alone after a call that nobody waits for any more."""
         self._leave()
-        if self._game is None:
+        if self._game is None and not self._lock.locked():
             return None
-        close: Any = self._game.close
-        return asyncio.to_thread(close) if self.GAME.BLOCKING else close()
+        if self.GAME.BLOCKING:
+            return asyncio.shield(start_in_thread(self._lock, self._close_game))
+        return self._close_game()
+
+    def _close_game(self) -> Any:
+        return None if self._game is None else self._game.close()
 
     def _sit_alone(
         self, seat: Any, policies: dict[str, SeatPolicy], options: Mapping[str, Any], state: SeatState
@@ -149,7 +156,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
                 raise InvalidResetOptionError(text)
             else:
                 policies.setdefault(each, offered[0])
-        table = GameTable(self.GAME, policies, options, self._own_game())
+        table = GameTable(self.GAME, policies, options, self._own_game, self._lock)
         player = Player(own_seats, self._lose_seat)
         table.add(player)
         reply = table.begin(player)  # if the game refuses the options, the episode before goes on

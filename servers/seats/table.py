@@ -15,6 +15,7 @@ from openenv_core.protocol.errors import VALIDATION_ERROR, RefusalError, text_of
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.watchdog import Watchdog
 from servers.execution import keep
+from servers.threads import ThreadPool, contain, containable, max_threads
 
 logger = logging.getLogger("servers")
 
@@ -27,6 +28,9 @@ OTHERS: Final = "others"
 """Key of an observation's metadata: what the player's other seats have seen since the last reply."""
 
 _NOT_SENT: Final = {"done", "reward", "metadata"}
+
+_THREADS: Final = ThreadPool(max_threads(), "game")
+"""Threads of all games that may block: one that hangs delays neither the others nor the end of the server."""
 
 _MAX_MOVES: Final = 100
 """Moves of the server's policies in one call on the event loop; the loop serves others before the next ones."""
@@ -71,8 +75,9 @@ class GameTable:
         game_type: The class of the game.
         policies: The policies of the seats that no session plays.
         options: Options of the game's `reset`.
-        game: The game, which plays no other episode meanwhile; None makes one, which ends with the table, where
-            several sessions may meet.
+        make_game: Returns the game, which plays no other episode meanwhile; None makes one, which ends with the table,
+            where several sessions may meet.
+        lock: Held during each call of the game in a thread.
 
     Attributes:
         options: Options of the game's `reset`.
@@ -88,7 +93,8 @@ class GameTable:
         game_type: type[Game],
         policies: Mapping[str, SeatPolicy],
         options: Mapping[str, Any],
-        game: Game | None = None,
+        make_game: Callable[[], Game] | None = None,
+        lock: asyncio.Lock | None = None,
     ) -> None:
         self.options = options
         self.players: list[Player] = []
@@ -96,9 +102,11 @@ class GameTable:
         self.seed: int | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._game_type = game_type
+        self._seats = frozenset(game_type.seats)
         self._has_check = game_type.check is not MultiAgentEnvironment.check
-        self._shared = game is None
-        self._game: Any = game
+        self._shared = make_game is None
+        self._make_game = make_game or game_type
+        self._game: Any = None
         self.policies = dict(policies)
         self._rng = Random(0)
         self._player_of: dict[str, Player] = {}
@@ -112,7 +120,7 @@ class GameTable:
         self._vacant: list[str] = []  # seats whose players have left
         self._begun = False
         self._failure: str | None = None
-        self._lock = asyncio.Lock()
+        self._lock = lock or asyncio.Lock()
 
     @property
     def free_seats(self) -> list[str]:
@@ -190,13 +198,7 @@ class GameTable:
         self, function: Callable[[], None], then: Callable[[], Any] = lambda: None
     ) -> asyncio.Task[Any]:
         """Call a function in a thread, and then another one here, before the next such call begins."""
-
-        async def call() -> Any:
-            async with self._lock:
-                await asyncio.to_thread(function)
-                return then()
-
-        return keep(asyncio.create_task(call()))
+        return start_in_thread(self._lock, function, lambda _: then())
 
     def _wake_and_reply(self, player: Player | None) -> Any:
         self._wake()
@@ -211,7 +213,7 @@ class GameTable:
     def _call(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:
+        except BaseException as error:
             if not self._shared:
                 self._actions = {}
                 for player in self.players if self._latest else ():
@@ -221,9 +223,12 @@ class GameTable:
             self._fail(error)
         if self.over and self._shared and self._game is not None:
             game, self._game = self._game, None
-            game.close()
+            try:
+                game.close()
+            except BaseException:
+                logger.exception("closing %s failed", self._game_type.__name__)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End the episode for all, since the game failed; its error may hold what no seat may see."""
         name = self._game_type.__name__
         if isinstance(error, InvalidResetOptionError):
@@ -238,7 +243,7 @@ class GameTable:
 
     def _begin(self) -> None:
         if self._game is None:
-            self._game = self._game_type()
+            self._game = self._make_game()
         observations = self._game.reset(**self.options)
         self.seed = self._game.state.seed
         self._rng = Random(str(self.seed))
@@ -287,20 +292,28 @@ class GameTable:
         self._continuing = None
         try:
             self._run(self._advance)
-        except Exception as error:  # of a game for one session, which waits
+        except BaseException as error:  # of a game for one session, which waits
             for player in self.players:
                 if player.waiter is not None and not player.waiter.done():
-                    player.waiter.set_exception(error)
+                    player.waiter.set_exception(_contained(error))
 
     def _take(self, observations: Mapping[str, Observation]) -> None:
         """Keep what each seat sees."""
+        name = self._game_type.__name__
+        if type(observations) is not dict and not isinstance(observations, Mapping):
+            kind = type(observations).__name__
+            raise EnvironmentFailureError(f"{name} returned {kind}, not the observations by seat")
         for seat in self._game_type.seats:
             if seat not in self._ended:
                 if (observation := observations.get(seat)) is None:
-                    name = self._game_type.__name__
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
         turn, ended = dict.fromkeys(self._game.turn), self._ended
+        if not turn.keys() <= self._seats:
+            raise EnvironmentFailureError(
+                f"{name}.turn is a sequence of seats, such as {tuple(self._game_type.seats[:1])}, not "
+                f"{self._game.turn!r:.80}"
+            )
         # At the end, the seat that would act next is shown first.
         self._turn = list(turn) if self.over or not ended else [seat for seat in turn if seat not in ended]
         self._count_expected()
@@ -375,12 +388,14 @@ class GameTable:
             return
         self._changed = False
         for player in self.players:
-            if player.waiter is not None and not player.waiter.done():
+            if (waiter := player.waiter) is not None and not waiter.done():
                 try:
                     if (reply := self._reply(player)) is not None:
-                        player.waiter.set_result(reply)
+                        waiter.set_result(reply)
                 except EnvironmentFailureError as error:
-                    player.waiter.set_exception(error)
+                    waiter.set_exception(error)
+                if waiter.done():
+                    player.waiter = None  # no fork could copy it
 
     # Players that leave
 
@@ -413,12 +428,40 @@ class GameTable:
             self.policies[seat] = policy
             self._count_expected()
         elif declared == FORFEIT:
-            self._take(self._game.forfeit(seat))
-            self.over = True
+            last = self._game.forfeit(seat)
+            self._take({each: _end_of(observation) for each, observation in last.items()})
         else:
             for each in [each for each in self._game_type.seats if each not in self._ended]:
                 cut = {"done": True, "truncated": True, "terminated": False, "reward": None}
                 self._show(each, self._latest[each].model_copy(update=cut))
+
+
+def start_in_thread(
+    lock: asyncio.Lock, function: Callable[[], Any], then: Callable[[Any], Any] = lambda result: result
+) -> asyncio.Task[Any]:
+    """Call a function in a thread, and `then` with its result here, before the next call under the lock begins."""
+
+    async def call() -> Any:
+        async with lock:
+            succeeded, result = await _THREADS.run(function)
+            if not succeeded:
+                raise _contained(result)
+            return then(result)
+
+    return keep(asyncio.create_task(call()))
+
+
+def _contained(error: BaseException) -> Exception:
+    """Return an exception of a game as a task or a future may have it; a SystemExit there would end the server."""
+    found = containable(error)
+    return contain(found) if isinstance(found, SystemExit) else found
+
+
+def _end_of(observation: Observation) -> Observation:
+    """Return a last observation, which its author may not have marked as one."""
+    if observation.done:
+        return observation
+    return observation.model_copy(update={"done": True, "terminated": True})
 
 
 def _copy_with(observation: Observation, **fields: Any) -> Observation:

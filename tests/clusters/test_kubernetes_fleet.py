@@ -1,5 +1,6 @@
 """Fleets on a mock of Kubernetes' API, by the official client: which objects there are. No server runs."""
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ import pytest
 from local_http import running
 from mock_cluster import MockCluster
 
+from envs.blackjack_env import BlackjackEnv
+from openenv_core import make
+from openenv_core.cli.fleet import COMMAND
 from openenv_core.compat.containers import KubernetesProvider
 from openenv_core.errors import ConfigurationError, ProviderError
 from openenv_core.providers import ClaimFleet, KubernetesFleet
@@ -76,6 +80,27 @@ def test_a_pod_stays_if_clients_wait_before_it_leaves(
         assert {path: each for path, each in cluster.objects.items() if "/pods/" in path} == pods
 
 
+def test_a_fleet_that_was_never_started_leaves_another_of_its_name_alone(cluster: MockCluster) -> None:
+    with KubernetesFleet(IMAGE, 1, name="games"):
+        make(IMAGE, client=BlackjackEnv, fleet="kubernetes", name="games").close()
+        assert cluster.names("pods") == ["games-0"]
+        cluster.objects["/apis/apps/v1/namespaces/play/statefulsets/games"]["spec"]["replicas"] = 0
+        KubernetesFleet.find("games").stop()
+        assert cluster.objects == {}
+
+
+@pytest.mark.parametrize(("least", "most", "expected"), [(3, 4, 3), (1, 1, 1)])
+def test_autoscaling_keeps_to_its_bounds_without_load(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, least: int, most: int, expected: int
+) -> None:
+    with KubernetesFleet(IMAGE, 2, name="games") as fleet:
+        monkeypatch.setattr(fleet, "load", lambda: Load(slots=8, in_use=8, waiting=0))
+        looks = iter(range(3))
+        with pytest.raises(StopIteration):
+            fleet.autoscale(least, most, lambda: next(looks))
+        assert len(cluster.names("pods")) == expected
+
+
 def test_fleets_of_programs_that_were_killed_are_swept(cluster: MockCluster, tmp_path: Path) -> None:
     for name, detached in (("kept", True), ("mine", False), ("orphan", False)):
         KubernetesFleet(IMAGE, 1, name=name, detached=detached).start()
@@ -139,6 +164,26 @@ def test_a_fleet_of_claims_on_a_warm_pool(cluster: MockCluster, secret: str) -> 
     assert cluster.names("sandboxclaims") == []
     with pytest.raises(ProviderError, match="404"):
         ClaimFleet("warm", 1, secret="missing")
+
+
+def test_a_fleet_of_claims_is_started_again_by_its_name(
+    cluster: MockCluster, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv_core.providers.fleet.read_load", lambda url, token: None)
+    file = tmp_path / "games.token"
+    parser = argparse.ArgumentParser()
+    COMMAND.configure(parser)
+    options = ["--options", f'{{"secret": "{secret}"}}', "--token-file", str(file)]
+    up = parser.parse_args(["up", "agent-sandbox", "games", "warm", *options])
+    for _ in range(2):
+        COMMAND.run(up)
+        assert file.read_text() == "of-keys\n"
+        COMMAND.run(parser.parse_args(["down", "agent-sandbox", "games"]))
+        assert cluster.names("sandboxclaims") == []
+    file.write_text("of-another-time\n")
+    with pytest.raises(ConfigurationError, match="does not have the servers' token"):
+        COMMAND.run(up)
+    assert cluster.names("sandboxclaims") == []
 
 
 @pytest.mark.soak

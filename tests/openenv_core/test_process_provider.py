@@ -266,6 +266,13 @@ def test_silent_server_fails_at_the_start_timeout_and_a_missing_directory_at_onc
         LocalProcessProvider("counter:app", cwd="/no/such/directory").start()
 
 
+def test_a_port_that_is_taken_is_an_error_of_the_provider() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ProviderError, match=f"cannot listen on 127.0.0.1:{port} for 'counter:app'"):
+            LocalProcessProvider("counter:app", port=port).start()
+
+
 @pytest.mark.parametrize("where", ["subprocess.Popen", "_OutputTail"])
 def test_a_ctrl_c_just_after_the_server_s_process_began_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, where: str

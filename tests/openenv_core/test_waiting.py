@@ -141,6 +141,30 @@ async def test_every_server_is_tried_before_capacity_error() -> None:
                 assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
 
 
+async def test_servers_that_move_faster_than_they_answer_are_not_tried_for_ever() -> None:
+    class Moving:
+        lists = 0
+
+        def start(self) -> str:
+            return self.urls()[0]
+
+        def stop(self) -> None: ...
+
+        def urls(self) -> list[str]:
+            self.lists += 1
+            assert self.lists < 50, "still tried"
+            return [f"http://server-{self.lists}:8000"]
+
+    servers = Servers([], moving := Moving())
+
+    async def connect() -> None:
+        raise ConnectionFailedError(await servers.locate())
+
+    with pytest.raises(ConnectionFailedError, match="server-"):
+        await servers.attempt(connect, waiting.SlotWait(60.0))
+    assert moving.lists > 2  # new ones are tried
+
+
 @pytest.mark.slow
 async def test_waiting_for_a_slot_does_not_count_against_the_request_timeout() -> None:
     app = app_of(1)

@@ -70,7 +70,7 @@ class DockerFleet(ServerFleet):
             raise ProviderError(f"expected a fleet {name!r} on the Docker engine, got none")
         image, fields = json.loads(found[0]["Labels"][OPTIONS])
         options = ContainerOptions(**fields)
-        return cls(image, len(found), name=name, token=options.token, detached=True, options=options)
+        return cls(image, len(found), name=name, token=options.token, detached=True, options=options)._adopt()
 
     def servers(self) -> list[FleetServer]:
         """Return the servers; one whose container does not run, or is not healthy, is not ready."""
