@@ -302,6 +302,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        if self.self_play.table_interval and self.rollout.max_staleness and self.has_opponent:
+            raise ValueError(
+                "expected self_play.table_interval of 0 with a rollout.max_staleness above 0, got "
+                f"{self.self_play.table_interval} and {self.rollout.max_staleness}: games of training that are in "
+                "flight would meet the opponents of the table; there is one at the end"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_generator_gpus(self) -> Self:
         if (gpus := self.monarch.roles.policy.gpus) not in (0, degree := self.generator.tensor_parallel):
             raise ValueError(

@@ -326,3 +326,6 @@ def test_opponents_of_self_play(file: Path) -> None:
     assert "expected policy at one of env.seats" in refusal(file, "env.seats={a: frozen, b: frozen}")
     assert "['a'], got ['b']" in refusal(file, frozen, "env.trained_seats=[b]")
     assert "one opponent with weights" in refusal(file, "env.seats={a: policy, b: frozen, c: runs/x}")
+    tables = "self_play.table_interval=5"
+    assert load_config(file, [frozen, tables]).self_play.table_interval == 5
+    assert "there is one at the end" in refusal(file, frozen, tables, "rollout.max_staleness=1")
