@@ -136,7 +136,8 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             return None
         if self.GAME.BLOCKING:
             return asyncio.shield(start_in_thread(self._lock, self._close_game))
-        return self._close_game()
+        closed: Awaitable[None] | None = self._close_game()
+        return closed
 
     def _close_game(self) -> Any:
         return None if self._game is None else self._game.close()

@@ -297,8 +297,8 @@ class GameTable:
                 if player.waiter is not None and not player.waiter.done():
                     player.waiter.set_exception(_contained(error))
 
-    def _take(self, observations: Mapping[str, Observation]) -> None:
-        """Keep what each seat sees."""
+    def _take(self, observations: Any) -> None:
+        """Keep what each seat sees, as the game returns it."""
         name = self._game_type.__name__
         if type(observations) is not dict and not isinstance(observations, Mapping):
             kind = type(observations).__name__
