@@ -176,13 +176,12 @@ class Connection:
                 frame = outbox.popleft()
                 watchdog.start()
                 await send({"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame})
-                watchdog.stop()
             if self._close_code is not None:
                 watchdog.start()
                 await send({"type": "websocket.close", "code": self._close_code})
-                watchdog.stop()
                 self.stop()
         finally:
+            watchdog.stop()
             self.is_sending = False
 
     def _drop_client(self) -> None:

@@ -488,15 +488,16 @@ class EnvironmentSession:
         try:
             call.deliver(outcome)
         finally:
-            if self._waiting:
+            if self._waiting or self._idle is not None:
                 self._begin_next()
-            if self._idle is not None and self._call is None and not self._idle.done():
-                self._idle.set_result(None)
 
     def _begin_next(self) -> None:
+        """Begin the next call; if there is none, end the wait for an idle session."""
         while self._waiting and self._call is None:
             call = self._waiting.popleft()
             self.submit(call)
+        if self._idle is not None and self._call is None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def perform(self, call: ResultCall) -> Any:
         """Submit a call and return its result.
