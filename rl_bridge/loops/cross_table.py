@@ -54,7 +54,12 @@ class Opponents:
         chat: ChatPolicy,
         console: Console,
     ) -> None:
-        self.pool = OpponentPool(config.self_play, config.seed, config.evaluation.success)
+        self.pool = OpponentPool(
+            config.self_play,
+            config.seed,
+            config.evaluation.success,
+            is_saved=lambda version: player_folder(str(version), folder, model_path).is_dir(),
+        )
         self._config, self._folder, self._model_path = config, folder, model_path
         self._generator, self._dispatcher = generator, dispatcher
         self._tasks, self._chat, self._console = tasks, chat, console

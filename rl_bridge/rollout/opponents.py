@@ -92,18 +92,22 @@ class OpponentPool:
     Attributes:
         seed: The run's.
         success: The least reward of a win; None is any above 0.
+        is_saved: Whether there is a version: a run that is resumed with another interval lacks some before that.
         results: Wins and games against each version; those of earlier iterations count half with every further one.
     """
 
     self_play: SelfPlayConfig
     seed: int = 0
     success: float | None = None
+    is_saved: Callable[[PolicyVersion], bool] = lambda _: True
     results: dict[PolicyVersion, tuple[float, float]] = field(default_factory=dict)
 
     def versions(self, iteration: PolicyVersion) -> list[PolicyVersion]:
         """Return the versions that are drawn from once these weights are served: the initial one and those since."""
         interval = self.self_play.pool_interval
-        saved = list(range(interval, iteration, interval)) if interval else []
+        saved = (
+            [each for each in range(interval, iteration, interval) if self.is_saved(each)] if interval else []
+        )
         return [0, *saved[-self.self_play.pool_size :]]
 
     def draw(self, iteration: PolicyVersion) -> PolicyVersion:

@@ -20,7 +20,7 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.config.self_play import TRAINED
 from rl_bridge.errors import ConfigError
-from rl_bridge.loops.cross_table import TABLE_FILE, Opponents, make_row, opponent_config
+from rl_bridge.loops.cross_table import POLICIES_FOLDER, TABLE_FILE, Opponents, make_row, opponent_config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, held_out_seeds
 from rl_bridge.rollout.dispatcher import Dispatcher
@@ -82,6 +82,8 @@ def make_opponents(folder: Path, **keys: Any) -> tuple[Opponents, Generator, Gam
     env = {"app": "a:b", "seats": {"first": "policy", "second": "frozen"}, **keys.pop("env", {})}
     self_play = {"pool_interval": 2, "deals": 3, **keys}
     rollout, trainer = {"task": "a:b"}, {"iterations": 9}
+    for version in (2, 4, 6, 8):
+        (folder / POLICIES_FOLDER / str(version)).mkdir(parents=True, exist_ok=True)
     config = Config.model_validate(
         {"env": env, "rollout": rollout, "trainer": trainer, "self_play": self_play}
     )
@@ -118,6 +120,11 @@ async def test_versions_are_loaded_as_they_are_drawn_and_a_resumed_run_has_the_s
     await resumed.rewind(4, None)
     assert (tmp_path / TABLE_FILE).read_text() == ""
     assert games.opponent == 0
+
+
+def test_a_run_that_is_resumed_with_another_interval_draws_what_there_is(tmp_path: Path) -> None:
+    opponents, _, _ = make_opponents(tmp_path, pool_interval=3)
+    assert opponents.pool.versions(10) == [0, 6]
 
 
 async def test_the_last_cross_table_is_against_all_opponents_from_every_seat(tmp_path: Path) -> None:
