@@ -61,7 +61,6 @@ class NegotiationState(State):
         offer: what the player to move would get by the last offer.
         turns: turns taken.
         got: what each player got, by seat, once they have agreed.
-        shared: whether each has half of what both get as its reward.
     """
 
     items: dict[Item, int] = Field(default_factory=dict)
@@ -70,4 +69,3 @@ class NegotiationState(State):
     offer: dict[Item, int] | None = None
     turns: int = 0
     got: dict[str, dict[Item, int]] | None = None
-    shared: bool = False

@@ -36,8 +36,8 @@ class NegotiationEnvironment(
     """Two players talk and divide books, hats and balls, which are worth different amounts to each.
 
     They take turns, at most eight in all. A turn is a message, with an offer or the acceptance of the other's offer. A
-    player's reward is what it gets by an agreement, from 0 to 1 (everything), or with `shared` half of what both get;
-    without an agreement both get 0. A player sees its own values only. The seed determines items and values.
+    player's reward is what it gets by an agreement, from 0 to 1 (everything); without an agreement both get 0. A
+    player sees its own values only. The seed determines items and values.
 
     If a player leaves, or takes longer than half a minute, there is no agreement.
     """
@@ -49,9 +49,8 @@ class NegotiationEnvironment(
     DETERMINISTIC = True
     FORKABLE = True
 
-    def reset(self, *, shared: bool = False) -> dict[str, NegotiationObservation]:
-        """Draw the items, and what each is worth to each player; with `shared` both have the same reward."""
-        self.state.shared = shared
+    def reset(self) -> dict[str, NegotiationObservation]:
+        """Draw the items, and what each is worth to each player."""
         self.state.items, self.state.values = draw_pool(self.rng)
         return self._observe_all(None)
 
@@ -81,12 +80,12 @@ class NegotiationEnvironment(
         state.talk.append((seat, action.message))
         if state.got is None and state.turns < MAX_TURNS:
             return self._observe_all(None)
-        rewards = dict.fromkeys(SEATS, 0.0)
-        if state.got is not None:
-            rewards = {each: worth(state.got[each], state.values[each]) / TOTAL_VALUE for each in SEATS}
-        if state.shared:
-            rewards = dict.fromkeys(SEATS, sum(rewards.values()) / len(SEATS))
-        return self._observe_all(rewards)
+        return self._observe_all(
+            {
+                each: 0.0 if state.got is None else worth(state.got[each], state.values[each]) / TOTAL_VALUE
+                for each in SEATS
+            }
+        )
 
     def forfeit(self, seat: str) -> dict[str, NegotiationObservation]:
         """End without an agreement."""

@@ -74,16 +74,3 @@ def test_without_an_agreement_nobody_gets_anything() -> None:
         seen = game.step({SEATS[turn % 2]: NegotiationAction(message="No.")})
     assert [one.reward for one in seen.values()] == [0, 0]
     assert "There is no agreement" in seen["first"].text
-
-
-def test_players_who_share_have_half_of_what_both_get() -> None:
-    game = NegotiationEnvironment()
-    game.reset(seed=3, shared=True)
-    items, values = game.state.items, game.state.values
-    books = {"books": items["books"]}
-    game.step({"first": NegotiationAction(take=books)})
-    seen = game.step({"second": NegotiationAction(accept=True)})
-    both = worth(books, values["first"]) + worth({**items, "books": 0}, values["second"])
-    assert seen["first"].reward == seen["second"].reward == both / TOTAL_VALUE / 2
-    assert game.reset(seed=3)["first"].reward is None
-    assert not game.state.shared
