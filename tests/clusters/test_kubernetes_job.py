@@ -191,7 +191,9 @@ def test_a_pod_that_replaces_another_joins_the_run_in_progress(cluster: Cluster,
         )
         shown = finished(*command, cwd=ROOT, timeout_s=60)
         return (
-            0 if shown.returncode else sum(e["what"] == "joined" for e in json.loads(shown.stdout)["events"])
+            0
+            if shown.returncode
+            else sum(e["what"].startswith("joined:") for e in json.loads(shown.stdout)["events"])
         )
 
     with training(tmp_path, port) as words, (tmp_path / "output").open("wb") as output:
