@@ -182,7 +182,11 @@ def test_compat_command_provides_the_names_in_all_child_processes(tmp_path: Path
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
     done = subprocess.run(
         [sys.executable, "-m", "openenv_core.compat", "python", "-c", outer],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
+            "PYTHONUNBUFFERED": "1",  # else what is printed before an exec is lost
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -233,19 +233,13 @@ def _serve(index: int, count: int, rendezvous_file: Path, timeout_s: float, end:
     from rl_bridge.titan.ranks import Rank
     from rl_bridge.trainer.trainer import Trainer
 
+    rank = Rank(index=index, count=count, rendezvous_file=rendezvous_file, timeout_s=timeout_s)
     trainer: Any = None
     answer: Any = None
-    builds = 0
     while True:
         method, arguments, named = end.recv()
         try:
             if method == "build":
-                if trainer is not None:
-                    trainer.close()  # with its process groups, each of which has threads
-                    trainer = None
-                builds += 1
-                file = rendezvous_file.with_name(f"{rendezvous_file.name}-{builds}")
-                rank = Rank(index=index, count=count, rendezvous_file=file, timeout_s=timeout_s)
                 trainer, answer = Trainer(*arguments, rank), None
             elif method in _BY_NAME:
                 answer = _BY_NAME[method](trainer, *arguments)
