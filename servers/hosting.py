@@ -1,7 +1,6 @@
 """Runs one server process: uvicorn with limits, and a shutdown that always completes."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import uvicorn
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.garbage import tune_garbage_collector
 from servers.app import EnvironmentApp, building_apps
 from servers.listening import BACKLOG
 from servers.protocols import PING_INTERVAL_S, PONG_TIMEOUT_S, raise_descriptor_limit
@@ -93,8 +93,6 @@ SETTINGS: Final[dict[str, Any]] = {
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KILL_AFTER_DRAIN_S: Final = 3.0
 """Seconds after the drain's deadline at which the process is ended even if something hangs."""
-_GC_THRESHOLD: Final = 50_000
-"""New objects between two runs of the garbage collector: a few MB at most."""
 _FORCED_EXIT_GRACE_S: Final = 0.5
 _POLL_INTERVAL_S: Final = 0.05
 
@@ -122,7 +120,7 @@ def host(
         OpenEnvError: The application refused to start, for this reason.
     """
     raise_descriptor_limit()
-    _tune_garbage_collector()
+    tune_garbage_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
     server = _Server(config, assembled, drain_s, on_started, lifeline, ExitTimer(on_cut))
     try:
@@ -139,17 +137,6 @@ def _raise_refusal(server: uvicorn.Server, assembled: Assembled) -> None:
     """Raise the error that refused the application's start, if any."""
     if not server.started and (refusal := assembled.refusal()) is not None:
         raise refusal from None
-
-
-def _tune_garbage_collector() -> None:
-    """Make garbage collection rarer, and exclude the objects loaded at start from it.
-
-    By default the young generation is collected after every 700 new objects. With thousands of sessions, that finds
-    only live objects, and takes as much time in all as the steps themselves.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 10, 100)
 
 
 class ExitTimer:

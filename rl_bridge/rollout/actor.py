@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from monarch.actor import concurrent_endpoint
 
 from openenv_core import EnvClient, tracing
+from openenv_core.garbage import tune_garbage_collector
 from rl_bridge.config import Config
 from rl_bridge.data.examples import Example
 from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
@@ -24,7 +25,6 @@ from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.rollout.worker import RolloutWorker, on_termination
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle
-from rl_bridge.services.own_process import tune_garbage_collector
 from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 

@@ -3,7 +3,6 @@
 import asyncio
 import atexit
 import errno
-import gc
 import hashlib
 import os
 import runpy
@@ -114,21 +113,6 @@ def derive_seed(seed: int) -> int:
         return seed
     digest = hashlib.sha256(f"{seed}/{start}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (1 << _SEED_BITS)
-
-
-_GC_THRESHOLD = 50_000
-"""New objects between two runs of the garbage collector: a few MB at most."""
-
-
-def tune_garbage_collector() -> None:
-    """Make garbage collection rarer, and leave out what the process has loaded; call it when that has been done.
-
-    A worker with hundreds of episodes makes objects all the time of which nearly none are cyclic: looking for those, by
-    default after every 700 of them, takes a quarter of its time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 10, 100)
 
 
 PROGRAM = "from rl_bridge.services import own_process; own_process.run_module()"

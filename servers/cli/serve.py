@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
+from openenv_core.garbage import GC_THRESHOLD
 from openenv_core.one_file import name_class
 from openenv_core.targets import variables_for
 from servers.listening import (
@@ -27,9 +28,6 @@ from servers.logs import LEVELS
 from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, seconds_or_none, token_lines
 
 _FAILED: Final = 2
-
-_GC_THRESHOLD: Final = 50_000
-"""Threshold of the garbage collector while an app is loaded; `servers.hosting` sets the one for serving."""
 
 _RELOAD_DRAIN_S: Final = 1.0
 """Drain of sessions before a reload, unless --drain is given: short, since the author waits for it."""
@@ -112,7 +110,7 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 def _run_in_process(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from openenv_core.tracebacks import show
 
-    gc.set_threshold(_GC_THRESHOLD)  # imports make little garbage, and frequent collections delay the start
+    gc.set_threshold(GC_THRESHOLD)  # imports make little garbage, and frequent collections delay the start
     from servers.hosting import assemble, host
     from servers.logs import configure_logging
 

@@ -42,7 +42,7 @@ async def step(players: "list[SeatEnvironment[Any, Any, Any]]") -> list[Any]:
 
 @pytest.mark.parametrize("base", [Rounds, BlockingRounds])
 async def test_players_see_the_end_of_a_game_that_cannot_be_closed(base: Any) -> None:
-    class Unclosable(base):  # type: ignore[misc]
+    class Unclosable(base):  # type: ignore[misc]  # any game
         def close(self) -> None:
             raise SystemExit(f"a bug with {self.state.secrets}")
 
@@ -68,7 +68,7 @@ async def test_a_forfeit_ends_the_episode_though_its_observations_do_not_say_so(
 @pytest.mark.parametrize("base", [Rounds, BlockingRounds])
 @pytest.mark.parametrize("bug", [lambda: next(iter(())), lambda: sys.exit(3)])
 async def test_what_a_game_raises_ends_neither_the_server_nor_a_wait_for_ever(base: Any, bug: Any) -> None:
-    class Failing(base):  # type: ignore[misc]
+    class Failing(base):  # type: ignore[misc]  # any game
         def step(self, actions: Mapping[str, Guess]) -> Any:
             return bug()
 
