@@ -29,8 +29,9 @@ class CallNode:
         tokens: The answer's tokens, shape [T]; empty until it is ended.
         logprobs: Their log-probabilities, shape [T].
         versions: The versions of the weights that they were sampled from, shape [T].
-        begun: When it was begun, in the order of all beginnings and ends.
-        ended: When it was ended, or its answer was given once more; None while it is sampled, and if it never was.
+        begun: When it was begun, in the order of all requests.
+        asked: When its request was last made: when it was begun, or by a retry.
+        ended: Whether its answer is there; it never is if its sampling was aborted.
         delivered: Whether the reply was sent to the end, as far as can be seen here.
         unclear: Whether a chat continues this answer or another one that is written in the same words.
         excluded: Whether a rule of the user's leaves it out of training.
@@ -42,12 +43,13 @@ class CallNode:
     request_key: bytes
     excluded: bool
     begun: int = 0
+    asked: int = 0
     tokens: Tokens = field(default_factory=lambda: NO_TOKENS)
     logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     versions: Tokens = field(default_factory=lambda: NO_TOKENS)
     stopped: bool = True
     reply: Reply | None = None
-    ended: int | None = None
+    ended: bool = False
     delivered: bool = False
     unclear: bool = False
     children: "list[CallNode]" = field(default_factory=list)
@@ -74,7 +76,7 @@ class CallTree:
     def __init__(self, tokenize: Tokenize, *, is_excluded: Callable[[ModelRequest], bool]) -> None:
         self._tokenize = tokenize
         self._is_excluded = is_excluded
-        self._clock = 0
+        self._requests = 0
         self._by_chat: defaultdict[bytes, list[CallNode]] = defaultdict(list)
         """Ended calls, by the key of their chat with the answer."""
         self._last_begun: dict[bytes, int] = {}
@@ -107,7 +109,8 @@ class CallTree:
         """Record the beginning of a call that `prepare` has made."""
         for other in unclear:
             other.unclear = True
-        node.begun = self._tick()
+        self.repeat(node)
+        node.begun = node.asked
         self.nodes.append(node)
         self._last_begun[node.request_key] = node.begun
         if node.parent is None:
@@ -121,27 +124,24 @@ class CallTree:
         node.tokens = np.asarray(completion.tokens, np.int32)
         node.logprobs = np.asarray(completion.logprobs, np.float32)
         node.versions = np.asarray(completion.versions, np.int32)
-        node.stopped, node.reply, node.ended = completion.stopped, reply, self._tick()
+        node.stopped, node.reply, node.ended = completion.stopped, reply, True
         self._by_chat[extend_key(node.request_key, reply.as_message())].append(node)
 
     def repeat(self, node: CallNode) -> None:
-        """Record that a call's answer is given once more, to a retry: its agent waits for no later one."""
-        if node.ended is not None:
-            node.ended = self._tick()
+        """Record that a call's request is made, at first or by a retry: its agent waits for this answer."""
+        self._requests += 1
+        node.asked = self._requests
 
     def is_trained(self, node: CallNode) -> bool:
         """Whether a call's answer is to be learned from.
 
         An answer is left out if it is unknown whether the agent went on from it: nobody took it, or the same request
-        was made once more after it, or its words are those of another answer that a chat may continue.
+        was made once more (a reply can be lost after it was sent whole, or while it is sampled), or its words are
+        those of another answer that a chat may continue.
         """
-        if node.ended is None or node.unclear or node.excluded:
+        if not node.ended or node.unclear or node.excluded:
             return False
-        return bool(node.children) or (node.delivered and self._last_begun[node.request_key] < node.ended)
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
+        return bool(node.children) or (node.delivered and self._last_begun[node.request_key] <= node.asked)
 
     def _find_parent(
         self, messages: Sequence[Message], keys: Sequence[bytes]

@@ -43,7 +43,7 @@ async def test_branches_are_where_the_agent_left_its_chat(stage: Make) -> None:
     await play.chat(episode, [*chat[:2], user("c")])  # without the tools it is another chat
     compacted = [user("sum up"), await play.chat(episode, [user("sum up")], tools=TOOLS), user("go on")]
     await play.chat(episode, compacted, tools=TOOLS)
-    assert [[node.begun for node in root.children] for root in episode.tree.roots] == [[3, 5], [], [11]]
+    assert [[node.begun for node in root.children] for root in episode.tree.roots] == [[2, 3], [], [6]]
     head = play.generator.asked[0].removesuffix(f"a{END}\n<|start|>assistant\n")
     assert [text.removeprefix(head) for text in play.texts(episode)] == [
         f"a{END}\n<|start|>assistant\n[one{END}]\n<|start|>user\nb{END}\n<|start|>assistant\n[two{END}]",

@@ -60,13 +60,15 @@ async def test_equal_request_is_sampled_anew_and_the_answer_that_nobody_went_on_
     assert learned(episode) == answers(play, 0, 1, 2)
 
 
-async def test_answers_to_equal_requests_at_once_are_all_meant(stage: Make) -> None:
-    play = stage(["one", "two"])
+async def test_of_equal_requests_at_once_the_last_alone_has_an_agent_for_sure(stage: Make) -> None:
+    play = stage(["one", "two", "three"])
     await play.serve()
     episode = play.open()
     play.generator.before = lambda: asyncio.sleep(0.05)
-    await asyncio.gather(said(play, episode), said(play, episode))
-    assert learned(episode) == answers(play, 0, 1)
+    first, _ = await asyncio.gather(said(play, episode), said(play, episode))
+    assert learned(episode) == answers(play, 1)
+    await play.chat(episode, [user("a"), first["choices"][0]["message"], user("b")])
+    assert learned(episode) == answers(play, 0, 1, 2)
 
 
 async def test_answers_in_the_same_words_are_left_out_if_a_chat_may_continue_either(stage: Make) -> None:
@@ -103,7 +105,7 @@ async def test_client_that_leaves_aborts_its_answer(stage: Make, stream: bool) -
     play.generator.before = lambda: None
     await said(play, episode, **{"x-stainless-retry-count": "1"})
     assert learned(episode) == answers(play, 0)
-    assert (episode.calls, next(node.ended for node in episode.tree.nodes)) == (2, None)
+    assert (episode.calls, next(node.ended for node in episode.tree.nodes)) == (2, False)
 
 
 async def test_retry_of_an_aborted_request_gets_the_answer_to_an_equal_one_which_is_then_learned(
