@@ -5,9 +5,8 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache, wraps
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial, wraps
 from random import Random
 from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
 from uuid import uuid4
@@ -58,47 +57,11 @@ def episode_of(environment: Any) -> Episode:
         return episode
 
 
-class _Call:
-    """One call of an author's method, and what the base does before and after it.
+class _Reset:
+    """A call of `reset`: a new episode begins with it.
 
-    A call of `super().reset()`, or of a tool by `step`, is part of the call in progress, and nothing is added to it.
+    A call of `super().reset()` is part of the call in progress, and begins nothing.
     """
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-        self.episode = episode_of(environment)
-        self.nested = self.episode.busy
-        if not self.nested:
-            self.begin()
-            self.episode.busy = True
-
-    def begin(self) -> None:
-        """Do what comes before the author's method. Raises what refuses the call."""
-
-    def fail(self, error: BaseException) -> None:
-        """Undo it, since the author's method raised."""
-        if not self.nested:
-            self.episode.busy = False
-
-    def finish(self, result: Any) -> Any:
-        """Return what the author's method returned, as it is sent; the end of the episode is kept."""
-        if self.nested:
-            return result
-        self.episode.busy = False
-        is_by_seat = isinstance(
-            result, dict
-        )  # of a `MultiAgentEnvironment`; checks of abstract classes are slow
-        if not is_by_seat and isinstance(result, Observation):
-            result = self.environment._apply_transform(result)
-        elif is_by_seat or isinstance(result, Mapping):
-            self.episode.over = False not in [each.done for each in result.values()]
-            return result
-        self.episode.over = getattr(result, "done", False)
-        return result
-
-
-class _Reset(_Call):
-    """A call of `reset`: a new episode begins with it."""
 
     def __init__(
         self,
@@ -108,55 +71,70 @@ class _Reset(_Call):
         episode_id: Any,
         options: dict[str, Any],
     ) -> None:
-        self._method = method
-        self._given = seed, episode_id
-        self.options = options
-        super().__init__(environment)
-
-    def begin(self) -> None:
         """Validate the options, and make generator and state from the seed."""
-        cls, (seed, episode_id) = type(self.environment), self._given
-        self.options = _read_options(cls, self._method, seed, episode_id, self.options)
+        self.options = options
+        self._environment = environment
+        self._before = episode_of(environment), vars(environment).get("rng")
+        self._nested = self._before[0].busy
+        if self._nested:
+            return
+        cls = type(environment)
+        self.options = _read_options(cls, method, seed, episode_id, options)
         seed = draw_seed() if seed is None else seed
-        accepted = [each.name for each in _parameters_of(self._method)]
+        accepted = [each.name for each in _parameters_of(method)]
         common = zip(_COMMON, (seed, episode_id), strict=True)
         self.options |= {name: value for name, value in common if name in accepted}
-        self._before = self.episode, vars(self.environment).get("rng")
-        self.environment.rng = Random(seed)
+        environment.rng = Random(seed)
         episode_id = str(uuid4()) if episode_id is None else episode_id
-        self.environment._episode = self.episode = Episode(
-            models_of(cls).state(episode_id=episode_id, seed=seed)
-        )
+        environment._episode = episode = Episode(models_of(cls).state(episode_id=episode_id, seed=seed))
+        episode.busy = True
 
     def fail(self, error: BaseException) -> None:
         """Go on with the episode before, if the author refused an option; not with a rubric, which has been reset."""
-        super().fail(error)
-        was_refused = isinstance(error, InvalidResetOptionError) and self.environment.rubric is None
-        if was_refused and not self.nested:
-            self.environment._episode, self.environment.rng = self._before
+        if self._nested:
+            return
+        environment = self._environment
+        episode_of(environment).busy = False
+        if isinstance(error, InvalidResetOptionError) and environment.rubric is None:
+            environment._episode, environment.rng = self._before
+
+    def finish(self, observation: Any) -> Any:
+        """Return what the author's method returned, as it is sent."""
+        return observation if self._nested else _finish(self._environment, observation)
 
 
-class _Step(_Call):
-    """A call of `step`, or of a tool."""
+def _begin_step(episode: Episode) -> None:
+    """Refuse a step where no episode runs, and count it."""
+    if episode.over:
+        raise EpisodeOverError(
+            None if episode.state.episode_id else "no episode has begun; call reset() first"
+        )
+    episode.state.step_count += 1
+    episode.busy = True
 
-    def begin(self) -> None:
-        """Refuse the step where no episode runs, and count it."""
-        if self.episode.over:
-            raise EpisodeOverError(
-                None if self.episode.state.episode_id else "no episode has begun; call reset() first"
-            )
-        self.episode.state.step_count += 1
 
-    def fail(self, error: BaseException) -> None:
-        """Count the step no longer."""
-        if not self.nested:
-            self.episode.state.step_count -= 1
-        super().fail(error)
+def _undo_step(episode: Episode) -> None:
+    """Count a step no longer, since the author's method raised."""
+    episode.state.step_count -= 1
+    episode.busy = False
 
-    @property
-    def is_scored(self) -> bool:
-        """Whether the rubric computes the reward."""
-        return not self.nested and self.environment.rubric is not None
+
+def _finish(environment: Any, result: Any) -> Any:
+    """Return what the author's method returned, as it is sent; the end of the episode is kept."""
+    episode = episode_of(environment)
+    episode.busy = False
+    if isinstance(
+        result, dict
+    ):  # of a `MultiAgentEnvironment`; checks of models and abstract classes are slow
+        episode.over = False not in [each.done for each in result.values()]
+    elif isinstance(result, Observation):
+        result = environment._apply_transform(result)
+        episode.over = result.done
+    elif isinstance(result, Mapping):
+        episode.over = all(each.done for each in result.values())
+    else:
+        episode.over = getattr(result, "done", False)
+    return result
 
 
 def keep_episodes(cls: type, base: type) -> None:
@@ -204,18 +182,24 @@ def _wrap_reset(method: Callable[..., Any]) -> Callable[..., Any]:
         if not self.KEEPS_EPISODES:  # called by `super()` of a class that keeps its own
             return method(self, **_given(seed, episode_id), **options)
         call = _Reset(self, method, seed, episode_id, options)
-        with _failing(call):
+        try:
             self._reset_rubric()
             observation = require_value(method(self, **call.options), method.__qualname__)
+        except BaseException as error:
+            call.fail(error)
+            raise
         return call.finish(observation)
 
     async def reset_async(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
         if not self.KEEPS_EPISODES:
             return await method(self, **_given(seed, episode_id), **options)
         call = _Reset(self, method, seed, episode_id, options)
-        with _failing(call):
+        try:
             await self._reset_rubric_async()
             observation = await method(self, **call.options)
+        except BaseException as error:
+            call.fail(error)
+            raise
         return call.finish(observation)
 
     return _author(method, reset_async if inspect.iscoroutinefunction(method) else reset)
@@ -227,52 +211,58 @@ def _given(seed: Any, episode_id: Any) -> dict[str, Any]:
 
 
 def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the episode in each call, but those by `super().step()`, which are part of the call in progress."""
+
     def step(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
-        if _is_list(action) or not self.KEEPS_EPISODES:
+        kept = self.KEEPS_EPISODES and not (_may_list(type(action)) and _is_list(action))
+        if not kept or (episode := episode_of(self)).busy:
             return method(self, action, *values, **options)
-        call = _Step(self)
-        with _failing(call):
+        _begin_step(episode)
+        try:
             observation = method(self, action, *values, **options)
             if not isinstance(observation, _PLAIN_RESULTS):
                 require_value(observation, method.__qualname__)
-            if call.is_scored:
+            if self.rubric is not None:
                 observation.reward = self._apply_rubric(action, observation)
-        return call.finish(observation)
+        except BaseException:
+            _undo_step(episode)
+            raise
+        return _finish(self, observation)
 
     async def step_async(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
-        if _is_list(action) or not self.KEEPS_EPISODES:
+        kept = self.KEEPS_EPISODES and not _is_list(action)
+        if not kept or (episode := episode_of(self)).busy:
             return await method(self, action, *values, **options)
-        call = _Step(self)
-        with _failing(call):
+        _begin_step(episode)
+        try:
             observation = await method(self, action, *values, **options)
-            if call.is_scored:
+            if self.rubric is not None:
                 observation.reward = await self._apply_rubric_async(action, observation)
-        return call.finish(observation)
+        except BaseException:
+            _undo_step(episode)
+            raise
+        return _finish(self, observation)
 
     return _author(method, step_async if inspect.iscoroutinefunction(method) else step)
 
 
 def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the episode in each call, but those by `step`, which are part of the call in progress."""
+
     def call_tool(self: Any, *values: Any) -> Any:
-        if not self.KEEPS_EPISODES:
+        if not self.KEEPS_EPISODES or (episode := episode_of(self)).busy:
             return method(self, *values)
-        call = _Step(self)
-        with _failing(call):
+        _begin_step(episode)
+        try:
             result = method(self, *values)
+        except BaseException:
+            _undo_step(episode)
+            raise
         if inspect.isawaitable(result):
-            return Pending(result, call.finish, call.fail)
-        return call.finish(result)
+            return Pending(result, partial(_finish, self), lambda _: _undo_step(episode))
+        return _finish(self, result)
 
     return _author(method, call_tool)
-
-
-@contextmanager
-def _failing(call: _Call) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        call.fail(error)
-        raise
 
 
 _PLAIN_RESULTS: Final = (dict, Observation)
@@ -289,6 +279,13 @@ _WRAPPERS: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]
 def _is_list(action: Any) -> bool:
     """Whether an action lists the tools, which is no step."""
     return getattr(action, "type", None) == "list_tools"
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def _may_list(model: type) -> bool:
+    """Whether actions of a class have a `type`; a model without one takes microseconds to say so."""
+    fields, config = getattr(model, "model_fields", {}), getattr(model, "model_config", {})
+    return "type" in fields or config.get("extra") == "allow" or hasattr(model, "type")
 
 
 def _author(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from copy import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Final, TypeAlias
@@ -45,22 +44,18 @@ class Player:
 
     Attributes:
         acting_seat: The seat that has to act, by the last reply; None while it waits.
-        rewards: The rewards of each seat since the last reply.
-        fresh: Seats with an observation that no reply has shown, in order.
         waiter: The reply that it waits for, if any.
         steps: Actions taken.
         watchdog: Limits the time that it has to act; None where nobody waits for it.
     """
 
-    __slots__ = ("acting_seat", "fresh", "on_absence", "rewards", "seats", "steps", "waiter", "watchdog")
+    __slots__ = ("acting_seat", "on_absence", "seats", "steps", "waiter", "watchdog")
 
     def __init__(self, seats: tuple[str, ...], on_absence: Callable[[], None]) -> None:
         self.seats = seats
         self.on_absence = on_absence
         self.acting_seat: str | None = None
         self.steps = 0
-        self.rewards: dict[str, Any] = {}
-        self.fresh: dict[str, None] = {}
         self.waiter: asyncio.Future[Any] | None = None
         self.watchdog: Watchdog | None = None
 
@@ -109,8 +104,10 @@ class GameTable:
         self._game: Any = None
         self.policies = dict(policies)
         self._rng = Random(0)
-        self._player_of: dict[str, Player] = {}
-        self._turn: list[str] = []  # without those that have ended
+        self._unseen: dict[
+            str, Any
+        ] = {}  # rewards of seats since their last reply, which all have that saw more
+        self._turn: Sequence[str] = ()  # without those that have ended
         self._expected = 0  # actions of players that the game waits for
         self._continuing: asyncio.Handle | None = None  # the policies' next moves
         self._changed = False  # since players were woken
@@ -131,7 +128,6 @@ class GameTable:
     def add(self, player: Player) -> None:
         """Give a player its seats, which are free."""
         self.players.append(player)
-        self._player_of |= dict.fromkeys(player.seats, player)
         if self._shared:
             player.watchdog = Watchdog(self._game_type.TURN_TIMEOUT_S, player.on_absence)
 
@@ -308,15 +304,16 @@ class GameTable:
                 if (observation := observations.get(seat)) is None:
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
-        turn, ended = dict.fromkeys(self._game.turn), self._ended
-        if not turn.keys() <= self._seats:
-            raise EnvironmentFailureError(
-                f"{name}.turn is a sequence of seats, such as {tuple(self._game_type.seats[:1])}, not "
-                f"{self._game.turn!r:.80}"
-            )
-        # At the end, the seat that would act next is shown first.
-        self._turn = list(turn) if self.over or not ended else [seat for seat in turn if seat not in ended]
-        self._count_expected()
+        turn, ended = tuple(self._game.turn), self._ended
+        if turn != self._turn or ended:
+            if not self._seats.issuperset(turn):
+                raise EnvironmentFailureError(
+                    f"{name}.turn is a sequence of seats, such as {tuple(self._game_type.seats[:1])}, not "
+                    f"{self._game.turn!r:.80}"
+                )
+            # At the end, the seat that would act next is shown first.
+            self._turn = tuple(seat for seat in dict.fromkeys(turn) if self.over or seat not in ended)
+            self._count_expected()
 
     def _count_expected(self) -> None:
         self._expected = (
@@ -329,10 +326,8 @@ class GameTable:
             self._ended.add(seat)
             self.over = len(self._ended) == len(self._game_type.seats)
         self._changed = True
-        if (player := self._player_of.get(seat)) is not None:
-            player.fresh[seat] = None
-            if (reward := observation.reward) is not None:
-                player.rewards[seat] = player.rewards.get(seat, 0) + reward
+        reward, before = observation.reward, self._unseen.get(seat)
+        self._unseen[seat] = reward if before is None else before if reward is None else before + reward
 
     # Replies
 
@@ -348,17 +343,13 @@ class GameTable:
             seat = next((each for each in self._turn if each in player.seats), player.seats[0])
         elif player.watchdog is not None:
             player.watchdog.start()
-        observation = self._latest[seat]
+        observation, unseen = self._latest[seat], self._unseen
+        reward = unseen.pop(seat, None)
         if len(player.seats) == 1:
-            reward = player.rewards.pop(seat, None)
-            if reward == observation.reward:
-                return observation
-            return _copy_with(observation, reward=reward)
-        rewards, player.rewards = player.rewards, {}
-        fresh, player.fresh = player.fresh, {}
-        others = {each: self._describe(each, rewards.get(each)) for each in fresh if each != seat}
+            return observation if reward == observation.reward else _copy_with(observation, reward=reward)
+        others = {each: self._describe(each, unseen.pop(each)) for each in player.seats if each in unseen}
         metadata = {**observation.metadata, SEAT: seat, OTHERS: others}
-        return _copy_with(observation, reward=rewards.get(seat), done=done, metadata=metadata)
+        return _copy_with(observation, reward=reward, done=done, metadata=metadata)
 
     def _find_acting_seat(self, player: Player) -> str | None:
         if self.over:
@@ -410,7 +401,6 @@ class GameTable:
 
     def _vacate(self, player: Player) -> None:
         for seat in player.seats:
-            del self._player_of[seat]
             self._actions.pop(seat, None)
             if seat not in self._ended:
                 self._vacant.append(seat)
@@ -466,7 +456,7 @@ def _end_of(observation: Observation) -> Observation:
 
 def _copy_with(observation: Observation, **fields: Any) -> Observation:
     """Return a copy with other values, as `model_copy` does in twice the time."""
-    copied = copy(observation)
+    copied = observation.__copy__()
     vars(copied).update(fields)
     return copied
 

@@ -630,7 +630,7 @@ class EnvironmentSession:
         finally:
             self.spent_s = perf_counter() - started_at
         if type(result) is not self._observation_type:  # for speed: `isinstance` of a model is slow
-            if not isinstance(result, Observation):
+            if isinstance(result, asyncio.Future) or not isinstance(result, Observation):
                 return self._then(result, self._check_and_mark)
             self._observation_type = type(result)
         reward = result.reward
