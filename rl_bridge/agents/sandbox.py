@@ -5,7 +5,8 @@ import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,8 @@ from openenv_core.sandbox.readable import find_readable
 from rl_bridge.agents.confine import Confinement
 
 CHUNK_BYTES: Final = 1 << 16
+MAX_CONNECTIONS: Final = 256
+"""Connections of a program to the gateway at a time; further ones are closed."""
 INITS: Final = 1
 """Processes of ours beside a program's own."""
 ETC: Final = ("passwd", "group", "hosts", "nsswitch.conf", "ssl", "ca-certificates")
@@ -107,16 +110,22 @@ class AgentSandbox:
         _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
         if not descriptors:
             return  # it could not be confined, as its output says
-        async with await asyncio.start_server(
-            self._pass_on, sock=socket.socket(fileno=descriptors[0])
-        ) as server:
+        pass_on = partial(self._pass_on, asyncio.Semaphore(MAX_CONNECTIONS))
+        async with await asyncio.start_server(pass_on, sock=socket.socket(fileno=descriptors[0])) as server:
             await server.serve_forever()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, free: asyncio.Semaphore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with closing(writer):
+            if not free.locked():
+                async with free:
+                    await self._pass_both_ways(reader, writer)
+
+    async def _pass_both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there, back = await asyncio.open_connection(*self._gateway)
         except OSError:
-            writer.close()
             return
         ways = [asyncio.ensure_future(_pump(reader, back)), asyncio.ensure_future(_pump(there, writer))]
         try:
@@ -126,7 +135,6 @@ class AgentSandbox:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             back.close()
-            writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

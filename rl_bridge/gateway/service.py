@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +20,9 @@ from rl_bridge.gateway.messages import GatewayError
 from rl_bridge.gateway.sampled import SampledEpisode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.conversation import join_turns
+
+MAX_EPISODES: Final = 10_000
+"""Episodes that are open at a time: an owner who ends none would fill the memory."""
 
 
 def make_trace(episode: SampledEpisode, **fields: Any) -> dict[str, Any]:
@@ -84,6 +87,11 @@ class GatewayService:
     async def _begin(self, request: Request) -> Response:
         try:
             self._require_key(request)
+            if len(self._open) >= MAX_EPISODES:
+                raise GatewayError(
+                    f"{MAX_EPISODES} episodes are open; end those that are over",
+                    status=HTTPStatus.TOO_MANY_REQUESTS,
+                )
         except GatewayError as error:
             return JSONResponse(openai_error(error), error.status)
         episode = SampledEpisode(self.policy, self.settings)

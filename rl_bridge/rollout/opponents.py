@@ -33,6 +33,7 @@ async def play_opponent(
     seed: int,
     settings: EpisodeSettings,
     sampling_key: tuple[int, int, int] | None = None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Play a seat to the end of its game, or until the opponent gives no action. Nothing of it is kept.
 
@@ -40,12 +41,14 @@ async def play_opponent(
     """
     try:
         result = await session.reset(seed=seed, **settings.reset_options)
+        on_progress()
         if not isinstance(player, ChatPolicy):
             while not result.done:
                 with convert_task_errors():
                     action = player(result.observation)
                     action = await action if inspect.isawaitable(action) else action
                 result = await session.step(action)
+                on_progress()
             return
         with convert_task_errors():
             dialogue = await task.begin(session, player, result.observation)
@@ -73,6 +76,7 @@ async def play_opponent(
                         return
                     break
                 failures = 0
+                on_progress()
                 if result.done:
                     return
                 with convert_task_errors():

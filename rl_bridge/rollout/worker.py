@@ -332,6 +332,7 @@ class RolloutWorker(EpisodePlayer):
                     seed=assignment.seeds[first],
                     settings=settings,
                     sampling_key=None if key is None else (*key, number),
+                    on_progress=partial(self.record_progress, active),
                 )
             table.leave(seat)
 

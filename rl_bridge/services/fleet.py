@@ -219,6 +219,11 @@ class Fleet:
 
     def _start(self, service: str, replica: int, options: ServiceOptions, host: int | None) -> Incarnation:
         slot = self._placement.reserve(options, time.monotonic(), host)
+        try:
+            mesh = self._hosts.mesh_of(slot)
+        except RoleError:
+            self._placement.release(slot)
+            raise
         local, joined = self._hosts.is_local(slot), slot.first in self._joined
         name = f"{service}-{replica}"
         earlier_starts = self._start_counts[name]
@@ -239,7 +244,7 @@ class Fleet:
 
         incarnation = Incarnation(
             name,
-            self._hosts.mesh_of(slot),
+            mesh,
             options,
             environment,
             self._logs,

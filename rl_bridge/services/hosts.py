@@ -118,8 +118,8 @@ class Hosts:
 
     async def attach(self, number: int, address: str) -> None:
         """Attach the worker of a host that joins, whose slots begin at `number`; RoleError if it cannot be reached."""
-        mesh = attach_to_workers(name=f"joined{number}", ca="trust_all_connections", workers=[address])
         try:
+            mesh = attach_to_workers(name=f"joined{number}", ca="trust_all_connections", workers=[address])
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
                 await mesh.initialized
         except Exception as error:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 SECRET_FILE = "join.secret"
 """In a run's folder: what a host must know to join it."""
 MAX_HOSTS = 1024
+MAX_STRANGERS = 1024
+"""Connections at a time that have not shown the secret; further ones are closed."""
 MAX_LINE_BYTES = 8192
 REQUEST_TIMEOUT_S = 30.0
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 5
@@ -103,6 +105,7 @@ class JoinServer:
         self._notice_file = notice_file
         self._fleet: asyncio.Future[Fleet] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._member_count = 0
         self._closed = False
         self.address = ""
         """tcp://HOST:PORT, once it listens."""
@@ -145,13 +148,19 @@ class JoinServer:
             if self._closed:  # it was accepted just before, and nobody would cancel it
                 await _send(writer, over=True)
                 return
+            if len(self._tasks) - self._member_count > MAX_STRANGERS:
+                return
             _keep_alive(writer)
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await _receive(reader)
             if (refusal := self._refusal(request)) is not None:
                 await _send(writer, refused=refusal)
             elif request is not None:
-                await self._serve_host(request["gpus"], reader, writer)
+                self._member_count += 1
+                try:
+                    await self._serve_host(request["gpus"], reader, writer)
+                finally:
+                    self._member_count -= 1
         except TimeoutError:
             pass
         except asyncio.CancelledError:  # not raised again: asyncio's streams would log it
@@ -165,7 +174,7 @@ class JoinServer:
             case {"secret": str(secret), "gpus": int()}:
                 if not hmac.compare_digest(secret.encode(errors="replace"), self._secret.encode()):
                     return f"the secret is not that of this run; give its {SECRET_FILE} as --secret-file"
-                if len(self._tasks) > MAX_HOSTS:
+                if self._member_count >= MAX_HOSTS:
                     return f"{MAX_HOSTS} hosts have joined already"
                 return None
             case _:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import RoleError
+from rl_bridge.services import joining
 from rl_bridge.services.joining import JoinServer, join_run, make_secret
 
 LIMIT_S = 30.0
@@ -121,6 +122,21 @@ async def test_stranger_is_refused(server: JoinServer, fleet: Any, message: Any,
         assert reason in (await host.receive())["refused"]
         assert await host.receive() is None
     assert fleet.hosts == []
+
+
+async def test_strangers_take_no_places_of_hosts_and_are_bounded(
+    server: JoinServer, fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "MAX_HOSTS", 1)
+    monkeypatch.setattr(joining, "MAX_STRANGERS", 2)
+    async with server.admit(fleet), connected(server), connected(server) as host:
+        async with connected(server) as third:
+            assert await third.receive() is None
+        host.send(REQUEST)
+        assert await host.receive() == ADMITTED
+        async with connected(server) as next_host:
+            next_host.send(REQUEST)
+            assert "1 hosts have joined already" in (await next_host.receive())["refused"]
 
 
 async def test_host_that_cannot_be_reached_is_refused(server: JoinServer, fleet: Any) -> None:
