@@ -22,6 +22,7 @@ from completions_server import MODEL, VOCABULARY, StandIn, completions_server
 from rl_bridge.cli import gateway
 from rl_bridge.config import RolloutConfig
 from rl_bridge.errors import ConfigError
+from rl_bridge.gateway import service as service_module
 from rl_bridge.gateway.app import GatewayServer
 from rl_bridge.gateway.episode import CallSettings
 from rl_bridge.gateway.service import GatewayService
@@ -85,6 +86,8 @@ async def test_an_episode_ends_as_a_trace_of_what_the_server_sampled(
                 assert reply.status_code == 200, reply.text
                 chat += [reply.json()["choices"][0]["message"], {"role": "user", "content": word}]
             end = {"key": key, "reward": 1, "metadata": {"task": 7}}
+            monkeypatch.setattr(service_module, "MAX_EPISODES", 1)
+            assert (await http.post("/episodes", headers=owner)).status_code == 429
             refused = await http.post("/episodes/end", json={**end, "reward": "1"}, headers=owner)
             assert (refused.status_code, traces.exists()) == (400, False)
             assert (
