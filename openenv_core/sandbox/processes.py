@@ -334,12 +334,15 @@ class InterpreterProcesses:
         self._pending_signal = None
         self.tree.begun += 1
         self.tree.running.add(self)
-        self._pace(signal.SIGCONT)
+        self.tree.pace(signal.SIGCONT)
+        self.send_signal(signal.SIGCONT)
 
     def pause(self) -> None:
         """Pause the interpreter after a request. Processes of the code stop once no interpreter of the tree runs."""
         self.tree.running.discard(self)
-        self._pace(signal.SIGSTOP)
+        if not self.tree.running:
+            self.tree.pace(signal.SIGSTOP)
+        self.send_signal(signal.SIGSTOP)
 
     def finish(self) -> None:
         """Make the process that answered the request the head, which has the state."""
@@ -412,13 +415,6 @@ class InterpreterProcesses:
             for descriptor in self._held.values():
                 os.close(descriptor)
             self._held.clear()
-
-    def _pace(self, number: signal.Signals) -> None:
-        tree = self.tree
-        is_affected = number == signal.SIGCONT or not tree.running
-        if is_affected:
-            tree.pace(number)
-        self.send_signal(number)
 
     def _kill_held(self) -> None:
         for descriptor in self._held.values():

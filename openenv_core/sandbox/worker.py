@@ -20,8 +20,8 @@ from openenv_core.sandbox.answers import (
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.agent import FORKED
-from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE, pack_request
-from openenv_core.sandbox.inside.interpreter import REPEAT_SIGNAL
+from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE
+from openenv_core.sandbox.inside.interpreter import REPEAT_SIGNAL, pack
 from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, receive_notice
 from openenv_core.sandbox.results import EXIT_KILLED, Execution
 
@@ -111,7 +111,6 @@ class Worker:
         self._reader = AnswerReader(2 * limits.outputs_bytes + MAX_VALUE, announced=processes.forks)
         self._written = 0
         self._number = 0
-        self._expected: int | None = None
         self._answered: asyncio.Future[Answer | None] | None = None
         self._end_cause: str | None = None
         self._interrupt_timer: asyncio.TimerHandle | None = None
@@ -167,7 +166,7 @@ class Worker:
         with self._open_request() as answered:
             timer = self._loop.call_later(timeout_s, self.stop, "timeout")
             try:
-                await self._send(pack_request({"id": self._number, **message}))
+                await self._send(pack({"id": self._number, **message}))
                 answer = await answered
             except BaseException:
                 # The caller is gone, and what the code has done so far is unknown.
@@ -212,7 +211,7 @@ class Worker:
         self._serves = True
         with self._open_request() as answered:
             if channel is not None:
-                request = pack_request({"id": self._number, "op": "serve"})
+                request = pack({"id": self._number, "op": "serve"})
                 socket.send_fds(self.control, [request], [channel.fileno()])
             await answered
 
@@ -236,18 +235,11 @@ class Worker:
             try:
                 outer = list[int]()
                 for _ in range(contexts):
-                    pipes = [*reversed(os.pipe()), *reversed(os.pipe())]
-                    if owner is not None:
-                        for each in pipes:
-                            os.fchown(each, *owner)
-                    pair = socket.socketpair()
-                    pipes += [each.detach() for each in pair]
-                    for each in pipes:
-                        stack.callback(os.close, each)
-                    socket.send_fds(
-                        self.control, [b"I"], [pipes[0], pipes[2], pipes[4], connections.inner[0]]
-                    )
-                    outer += [pipes[5], pipes[1], pipes[3]]
+                    each = Connections(owner=owner)
+                    stack.callback(each.close)
+                    control, *pipes = each.inner
+                    socket.send_fds(self.control, [b"I"], [*pipes, control, connections.inner[0]])
+                    outer += [each.control.fileno(), each.stdout, each.stderr]
                 socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.close_remote_ends()
                 stack.close()  # with these ends open here, the end of a copy would go unnoticed
@@ -283,7 +275,7 @@ class Worker:
                 connections.append(each)
             async with asyncio.timeout(BRANCH_TIMEOUT_S):
                 with self._open_request() as answered:
-                    request = pack_request({"id": self._number, "op": "branch", "folders": folders})
+                    request = pack({"id": self._number, "op": "branch", "folders": folders})
                     socket.send_fds(
                         self.control, [request], [fd for each in connections for fd in each.inner]
                     )
@@ -326,7 +318,7 @@ class Worker:
             # If this process or the zygote is late, the answer may have arrived already, or the code have ended.
             self._on_readable()
             if not self._answered.done() and self.processes.has_ended():
-                self._schedule_kill()
+                self._schedule(self._kill_all)
                 return
         if self._answered.done() or self._broken is not None:
             return
@@ -338,7 +330,7 @@ class Worker:
     def kill(self) -> None:
         """Kill the running request, falling back to the state before it if a process has it; else the interpreter."""
         if self._answered is not None and self.processes.kill_running():
-            self._schedule_kill()
+            self._schedule(self._kill_all)
         else:
             self._kill_all()
 
@@ -361,36 +353,28 @@ class Worker:
     def _open_request(self) -> Iterator["asyncio.Future[Answer | None]"]:
         """Resume the interpreter for one request, and yield a future of its answer; None if it exits first."""
         self._number += 1
-        self._expected = self._number
         self._answered = answered = self._loop.create_future()
         self.exited.add_done_callback(self._on_exit)
-        self._resume()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self.processes.begin()
         try:
             yield answered
         finally:
             self.exited.remove_done_callback(self._on_exit)
-            self._expected = self._answered = None
+            self._answered = None
             self._pause()
 
-    def _pause(self) -> None:
+    def _pause(self, check_delays_s: tuple[float, ...] = IDLE_CHECK_DELAYS_S) -> None:
         self.processes.pause()
-        self._check_idle_later(IDLE_CHECK_DELAYS_S)
-
-    def _resume(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        self.processes.begin()
-
-    def _check_idle_later(self, delays_s: tuple[float, ...]) -> None:
-        if delays_s:
-            self._idle_timer = self._loop.call_later(delays_s[0], self._check_idle, delays_s[1:])
+        if check_delays_s:
+            self._idle_timer = self._loop.call_later(check_delays_s[0], self._check_idle, check_delays_s[1:])
 
     def _check_idle(self, delays_s: tuple[float, ...]) -> None:
         if self.processes.is_stopped() and self.processes.tree.is_still():
             self._stopped_after = self.processes.tree.begun
         else:
-            self.processes.pause()  # again: an end may have resumed others, see `ProcessTree.is_still`
-            self._check_idle_later(delays_s)
+            self._pause(delays_s)  # again: an end may have resumed others, see `ProcessTree.is_still`
 
     async def _send(self, data: bytes) -> None:
         # The interpreter does not read while code runs, and runs code only after reading the whole request.
@@ -423,7 +407,7 @@ class Worker:
                 self._on_orphaned(self._loop.time())
             return
         try:
-            answer = self._reader.feed(data, self._expected)
+            answer = self._reader.feed(data, None if self._answered is None else self._number)
         except ForgedAnswerError as error:
             self._loop.remove_reader(self.control.fileno())
             self._end_cause = None
@@ -475,10 +459,7 @@ class Worker:
                 self.kill()
             else:
                 self.processes.kill_on_start()
-                self._schedule_kill()
-
-    def _schedule_kill(self) -> None:
-        self._schedule(self._kill_all)
+                self._schedule(self._kill_all)
 
     def _schedule(self, act: Callable[[], object]) -> None:
         if self._kill_timer is not None:

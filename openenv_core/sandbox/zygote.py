@@ -1,6 +1,5 @@
 """The supervisor's side of the zygote, a process that has imported all modules and forks interpreters on request."""
 
-import array
 import asyncio
 import contextlib
 import itertools
@@ -12,9 +11,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit
@@ -27,15 +25,13 @@ from openenv_core.sandbox.processes import (
     InterpreterProcesses,
     ProcessTree,
     receive_notice,
-    set_done,
 )
 from openenv_core.sandbox.worker import Worker
 from openenv_core.sandbox.workspace import Scratch, Workspace
 
-T = TypeVar("T")
-
 _BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
 _MESSAGE_BYTES: Final = 1 << 16
+_FULL_CHANNEL_INTERVAL_S: Final = 0.002
 SHUTDOWN_TIMEOUT_S: Final = 5.0
 _OUTPUT_TAIL_CHARS: Final = 2000
 
@@ -67,8 +63,6 @@ class Zygote:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._channel, self._inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sending = asyncio.Lock()
-        self._writable: asyncio.Future[None] | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[int, asyncio.Future[Exit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -156,7 +150,7 @@ class Zygote:
         async with contextlib.AsyncExitStack() as undo:
             path = None
             if scratch is not None:
-                folder, path = await _in_thread(partial(scratch.make, owner), _drop_folder)
+                folder, path = scratch.make(owner)
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             before = undo.enter_context(contextlib.ExitStack())
@@ -166,7 +160,7 @@ class Zygote:
             # Resource limits bound one process; only a control group bounds it and its children together.
             cgroup, doors = None, list[int]()
             if cgroups is not None and forks:
-                cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
+                cgroup, doors = await _make_cgroup(cgroups, limits)
             tree = ProcessTree(exited, cgroup, owner)
             undo.push_async_callback(tree.close)
             tree.pacer = connections.pacer
@@ -258,22 +252,12 @@ class Zygote:
 
     async def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
         data = json.dumps(message).encode()
-        rights = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        )
-        async with self._sending:  # the event loop supports one writer per descriptor
-            while True:
-                try:
-                    self._channel.sendmsg([data], rights)
-                    return
-                except BlockingIOError:
-                    writable = self._writable = self._loop.create_future()
-                    self._loop.add_writer(self._channel.fileno(), set_done, writable)
-                    try:
-                        await writable
-                    finally:
-                        if not self.ended:
-                            self._loop.remove_writer(self._channel.fileno())
+        while True:
+            try:
+                socket.send_fds(self._channel, [data], descriptors)
+                return
+            except BlockingIOError:  # dozens of forks at once; the zygote needs milliseconds for each
+                await asyncio.sleep(_FULL_CHANNEL_INTERVAL_S)
 
     def _readable(self) -> None:
         while True:
@@ -301,10 +285,7 @@ class Zygote:
             return
         self.ended = True
         self._loop.remove_reader(self._channel.fileno())
-        self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
-        if self._writable is not None:
-            set_done(self._writable)  # the event loop no longer will
         if not self._ready.done():
             output = self.output_tail()
             self._ready.set_exception(
@@ -337,44 +318,28 @@ def _refusal(message: dict[str, str]) -> Exception:
     return SandboxUnavailableError(message["refused"])
 
 
-async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
-    """Return the result of `make`, run in a thread; if the caller is cancelled meanwhile, pass it to `drop`."""
-    make_task = asyncio.ensure_future(asyncio.to_thread(make))
+async def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:
+    """Make a session's control group in a thread; return it and its `open_join_files`."""
 
-    def drop_result(_: object) -> None:
-        if not make_task.cancelled() and make_task.exception() is None:
-            drop(make_task.result())
-
-    try:
-        return await asyncio.shield(make_task)
-    except asyncio.CancelledError:
-        make_task.add_done_callback(drop_result)
-        raise
-
-
-def _drop_folder(pair: tuple[int, str]) -> None:
-    folder, path = pair
-    os.close(folder)
-    with contextlib.suppress(OSError):  # the folder of all sessions may be gone already
-        os.rmdir(path)
-
-
-def _drop_cgroup(pair: tuple[Cgroup, list[int]]) -> None:
-    cgroup, doors = pair
-    for door in doors:
-        os.close(door)
-    cgroup.remove()
-
-
-def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:
-    # The files of the session's tmpfs count as memory too, and its supervising process counts as a process.
-    try:
+    def make() -> tuple[Cgroup, list[int]]:
+        # The files of the session's tmpfs count as memory too, and its supervising process counts as a process.
         cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
         try:
             return cgroup, cgroup.open_join_files()
         except OSError:
             cgroup.remove()
             raise
+
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            cgroup, doors = await making
+            for door in doors:
+                os.close(door)
+            cgroup.remove()
+        raise
     except OSError as error:
         raise SandboxUnavailableError(f"expected a control group for the interpreter: {error}") from None
 

@@ -35,21 +35,14 @@ class RequestRunner:
 
     def serve_request(self) -> None:
         """Serve one request; exit if the supervisor is gone."""
-        descriptors: list[int] = []
         try:
-            request = frames.receive_request(self.control, descriptors)
+            request, descriptors = frames.receive_request(self.control)
         except (EOFError, OSError):
             os._exit(0)
         if request["op"] == "serve":
-            agent = Agent(
-                descriptors[0],
-                descriptors[0],
-                os.getcwd(),
-                sessions=False,
-                host=self.control,
-                furnish=furnish,
-            )
-            agent.serve()
+            (channel,) = descriptors
+            home, host = os.getcwd(), self.control
+            Agent(channel, channel, home, sessions=False, host=host, furnish=furnish).serve()
         self.execute(request, descriptors)
 
     def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
@@ -95,10 +88,9 @@ class RequestRunner:
             if (code := error.code) is not None and code != 0:
                 number = code if type(code) is int else 1
                 answer.update(status="error", exit_code=number & 0xFF or 1, error=describe(error))
-        except MemoryError as error:
-            answer.update(status="memory", exit_code=1, error=describe(error))
         except BaseException as error:
-            answer.update(status="error", exit_code=1, error=describe(error))
+            status = "memory" if isinstance(error, MemoryError) else "error"
+            answer.update(status=status, exit_code=1, error=describe(error))
         self.flush()
 
     def _reset_streams(self, stdin: str | None) -> None:
@@ -113,10 +105,8 @@ class RequestRunner:
     def flush(self) -> None:
         """Flush stdout and stderr."""
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(BaseException):  # code may have replaced the stream
                 stream.flush()
-            except BaseException:  # code may have replaced the stream
-                continue
 
 
 def _empty_answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -140,9 +130,10 @@ CONTROL: Final = 3
 """The descriptor of the control socket; everything above it is closed."""
 
 
-def arrange(control: int, stdout: int, stderr: int) -> None:
-    """Move descriptors to the numbers that the interpreter expects."""
+def arrange(control: int, stdout: int, stderr: int) -> socket.socket:
+    """Move descriptors to the numbers that the interpreter expects; return the control socket."""
     move_descriptors([stdout, stderr, control], first=1)
+    return socket.socket(fileno=CONTROL)
 
 
 def furnish(workdir: str) -> None:
@@ -166,9 +157,8 @@ class BranchingRunner(RequestRunner):
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
         super().__init__(control, outputs_bytes)
         self._branches: list[int] = []
-        self._done: int | None = (
-            None  # while a request runs here: the pipe to the process with the state before it
-        )
+        # While a request runs here: the pipe to the process with the state before it.
+        self._done: int | None = None
         os.register_at_fork(after_in_child=self._close_done)
 
     def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
@@ -201,8 +191,7 @@ class BranchingRunner(RequestRunner):
         os.close(done)
         if was_handed_over:
             os._exit(0)
-        _, status = os.waitpid(process, 0)
-        ended = os.waitstatus_to_exitcode(status)
+        ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         exit_code = 128 - ended if ended < 0 else ended
         rolled_back = _empty_answer(request) | {"status": "rolled_back", "exit_code": exit_code}
         self.control.sendall(frames.pack_answer(rolled_back, []))
@@ -231,8 +220,7 @@ class BranchingRunner(RequestRunner):
                 self._branches = []
                 random.setstate(randomness)
                 self.control.detach()
-                arrange(*own)
-                self.control = socket.socket(fileno=CONTROL)
+                self.control = arrange(*own)
                 furnish(folder)
                 sys.stdin = None
                 self.control.send(frames.READY_NOTICE)
