@@ -86,7 +86,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
         if raw["id"] != expected:
             raise ForgedAnswerError("the answer to another request")
         parts = _parts(texts, raw["lengths"])
-        text = parts.pop(0) if raw["text"] is True else None
+        text = parts.pop(0) if raw.get("text") is True else None
         status, code, reason = raw["status"], _number(raw["exit_code"], 255), None
         if status == "rolled_back":
             status, reason = "killed", f"its process ended with status {code}; the state before it is kept"
@@ -97,10 +97,10 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             exit_code=code,
             reason=reason,
             error=_error(raw.get("error")),
-            outputs=_outputs(raw["outputs"], parts),
-            cut=Truncated(outputs=raw["truncated"] is True),
-            execution_count=_number(raw["count"], 1 << 53),
-            max_rss_bytes=_number(raw["max_rss"], 1 << 53),
+            outputs=_outputs(raw.get("outputs", ()), parts),
+            cut=Truncated(outputs=raw.get("truncated") is True),
+            execution_count=_number(raw.get("count", 0), 1 << 53),
+            max_rss_bytes=_number(raw.get("max_rss", 0), 1 << 53),
         )
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
         raise ForgedAnswerError(f"a malformed answer ({type(error).__name__})") from None

@@ -24,6 +24,7 @@ from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE
 from openenv_core.sandbox.inside.interpreter import REPEAT_SIGNAL, pack
 from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, receive_notice
 from openenv_core.sandbox.results import EXIT_KILLED, Execution
+from openenv_core.sandbox.workspace import Workspace
 
 _CHUNK: Final = 1 << 16
 _CHUNKS_PER_READ: Final = 8
@@ -101,9 +102,16 @@ class Capture:
 class Worker:
     """A confined interpreter that handles requests one at a time. Between them it is stopped, with all its threads."""
 
-    def __init__(self, connections: Connections, limits: Limits, processes: InterpreterProcesses) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        limits: Limits,
+        processes: InterpreterProcesses,
+        workspace: Workspace,
+    ) -> None:
         self.control = connections.control
         self.processes = processes
+        self.workspace = workspace
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._stdout = Capture(connections.stdout, limits.output_bytes, self._on_written)
@@ -216,7 +224,11 @@ class Worker:
             await answered
 
     async def fork_agent(
-        self, channel: socket.socket, contexts: int, request_copy: Callable[[], Awaitable[Any]]
+        self,
+        channel: socket.socket,
+        contexts: int,
+        request_copy: Callable[[], Awaitable[Any]],
+        workspace: Workspace,
     ) -> "Worker":
         """Fork a serving agent, with its interpreters.
 
@@ -225,6 +237,7 @@ class Worker:
             contexts: Number of interpreters of the agent.
             request_copy: Asks the agent to fork, during which it receives the descriptors sent here; raises if the
                 agent refuses.
+            workspace: The copy's files.
 
         Raises:
             SandboxUnavailableError: The copy did not start.
@@ -245,70 +258,66 @@ class Worker:
                 stack.close()  # with these ends open here, the end of a copy would go unnoticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
                     await request_copy()
-                    notice = await receive_notice(connections.control, self.exited, FORKED)
-                if notice is None:
-                    raise SandboxUnavailableError(
-                        "expected a fork of the sandbox, got one that ended at once"
-                    )
-                return Worker(connections, self._limits, self.processes.branch(notice[0]))
+                    process, _ = await receive_notice(connections.control, self.exited, FORKED)
+                return self._make_branch(connections, process, workspace)
             except BaseException as error:
                 connections.close()
                 if isinstance(error, (TimeoutError, OSError)):
                     raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
                 raise
 
-    async def branch(self, folders: Sequence[str]) -> "list[Worker | None]":
-        """Fork the interpreter once for each folder; return None in place of a fork that failed.
+    async def branch(self, workspaces: Sequence[Workspace]) -> "list[Worker]":
+        """Fork the interpreter once for each workspace; return the forks, and close the workspaces without one.
 
         Args:
-            folders: The workspaces of the branches; at most `MAX_BRANCHES_PER_REQUEST`.
+            workspaces: Copies of the files; at most `MAX_BRANCHES_PER_REQUEST`.
         """
-        processes = self.processes
-        workers: list[Worker | None] = [None] * len(folders)
-        if not self.alive:
-            return workers
         connections: list[Connections] = []
+        branches: dict[int, Worker] = {}
         self._branching = True
         try:
-            for _ in folders:
-                each = Connections(owner=processes.tree.owner)
-                connections.append(each)
+            if not self.alive:
+                raise ProcessLookupError
+            connections.extend(Connections(owner=self.processes.tree.owner) for _ in workspaces)
             async with asyncio.timeout(BRANCH_TIMEOUT_S):
                 with self._open_request() as answered:
+                    folders = [each.inside for each in workspaces]
                     request = pack({"id": self._number, "op": "branch", "folders": folders})
-                    socket.send_fds(
-                        self.control, [request], [fd for each in connections for fd in each.inner]
-                    )
+                    descriptors = [fd for each in connections for fd in each.inner]
+                    socket.send_fds(self.control, [request], descriptors)
                     for each in connections:
                         each.close_remote_ends()
-                    notices_coming = [
-                        receive_notice(each.control, self.exited, READY_NOTICE) for each in connections
-                    ]
-                    notices = await asyncio.gather(*notices_coming)
+                    coming = [receive_notice(each.control, self.exited, READY_NOTICE) for each in connections]
+                    notices = await asyncio.gather(*coming, return_exceptions=True)
                     if await answered is not None:
                         for number, notice in enumerate(notices):
-                            if notice is not None:
-                                branch = processes.branch(notice[0])
-                                workers[number] = Worker(connections[number], self._limits, branch)
+                            if not isinstance(notice, BaseException):
+                                branches[number] = self._make_branch(
+                                    connections[number], notice[0], workspaces[number]
+                                )
         except TimeoutError:
             # The branch may still be made, and its answer would be taken for the next request's: end the interpreter.
             self._branch_timed_out = True
-            processes.kill_all()
+            self.processes.kill_all()
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         except OSError:
-            pass  # reported as None
+            pass  # there are fewer branches
         except BaseException:
             # The caller is gone, and the answer is still to come: no other request can follow.
-            processes.kill_all()
+            self.processes.kill_all()
             raise
         finally:
             self._branching = False
-            for each, worker in zip(
-                connections, workers, strict=False
-            ):  # there may be no descriptors for all
-                if worker is None:
+            for number, each in enumerate(connections):  # there may have been no descriptors for all
+                if number not in branches:
                     each.close()
-        return workers
+            unused = [each.close() for number, each in enumerate(workspaces) if number not in branches]
+            await asyncio.gather(*unused)
+        return list(branches.values())
+
+    def _make_branch(self, connections: Connections, process: int, workspace: Workspace) -> "Worker":
+        processes = InterpreterProcesses(self.processes.tree, process, forks=True)
+        return Worker(connections, self._limits, processes, workspace)
 
     def stop(self, reason: str) -> None:
         """Interrupt the running request, and kill it after the grace period; do nothing if none runs."""
@@ -335,7 +344,7 @@ class Worker:
             self._kill_all()
 
     async def close(self) -> None:
-        """Kill the interpreter, wait until it is gone, and release its resources. Idempotent."""
+        """Kill the interpreter, wait until it is gone, and release its resources and files. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -348,6 +357,7 @@ class Worker:
             self.control.close()
             self._stdout.close()
             self._stderr.close()
+            await self.workspace.close()
 
     @contextmanager
     def _open_request(self) -> Iterator["asyncio.Future[Answer | None]"]:

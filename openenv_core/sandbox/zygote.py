@@ -11,8 +11,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit
@@ -29,9 +30,17 @@ from openenv_core.sandbox.processes import (
 from openenv_core.sandbox.worker import Worker
 from openenv_core.sandbox.workspace import Scratch, Workspace
 
+T = TypeVar("T")
+
 _BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
 _MESSAGE_BYTES: Final = 1 << 16
 _FULL_CHANNEL_INTERVAL_S: Final = 0.002
+BOOT_TIMEOUT_S: Final = 120.0
+"""Seconds for the zygote to start and import the modules."""
+
+START_TIMEOUT_S: Final = 20.0
+"""Seconds for an interpreter to start."""
+
 SHUTDOWN_TIMEOUT_S: Final = 5.0
 _OUTPUT_TAIL_CHARS: Final = 2000
 
@@ -74,7 +83,7 @@ class Zygote:
         """Its process id; None before the start."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, timeout_s: float) -> None:
+    async def start(self) -> None:
         """Start the zygote, and return once it is ready.
 
         Raises:
@@ -97,26 +106,22 @@ class Zygote:
                 # Ctrl-C in a terminal must reach only the server, which closes the zygote.
                 start_new_session=True,
             )
-        except OSError as error:
-            await self.close()
-            raise SandboxUnavailableError(
-                f"expected a process to fork interpreters from, got none: {error}"
-            ) from None
-        finally:
             self._inner.close()
-        self._channel.setblocking(False)
-        self._loop.add_reader(self._channel.fileno(), self._readable)
-        try:
-            async with asyncio.timeout(timeout_s):
+            self._channel.setblocking(False)
+            self._loop.add_reader(self._channel.fileno(), self._readable)
+            async with asyncio.timeout(BOOT_TIMEOUT_S):
                 await self._send(self._spec, [])
                 await asyncio.shield(self._ready)
-        except TimeoutError:
+        except BaseException as error:
             await self.close()
-            raise SandboxUnavailableError(
-                f"expected interpreters within {timeout_s:g} s, got none; raise boot_timeout_s, or preload less"
-            ) from None
-        except BaseException:
-            await self.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxUnavailableError(
+                    f"expected interpreters within {BOOT_TIMEOUT_S:g} s, got none; preload less"
+                ) from None
+            if isinstance(error, OSError):
+                raise SandboxUnavailableError(
+                    f"expected a process to fork interpreters from, got none: {error}"
+                ) from None
             raise
 
     async def fork_interpreter(
@@ -128,8 +133,7 @@ class Zygote:
         scratch: Scratch | None,
         cgroups: CgroupMaker | None,
         removed: Callable[[], None],
-        timeout_s: float,
-    ) -> tuple[Worker, Workspace]:
+    ) -> Worker:
         """Fork an interpreter, and wait until it is confined.
 
         Args:
@@ -139,7 +143,6 @@ class Zygote:
             scratch: Makes workspace folders; None if sessions have their own file systems.
             cgroups: Makes control groups; None if that is not possible.
             removed: Called once the workspace and all its branches are closed and removed.
-            timeout_s: Seconds for the interpreter to be ready.
 
         Raises:
             SandboxUnavailableError: It was not ready in time, or the zygote is gone.
@@ -150,7 +153,7 @@ class Zygote:
         async with contextlib.AsyncExitStack() as undo:
             path = None
             if scratch is not None:
-                folder, path = scratch.make(owner)
+                folder, path = await _in_thread(partial(scratch.make, owner), _drop_folder)
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             before = undo.enter_context(contextlib.ExitStack())
@@ -160,10 +163,9 @@ class Zygote:
             # Resource limits bound one process; only a control group bounds it and its children together.
             cgroup, doors = None, list[int]()
             if cgroups is not None and forks:
-                cgroup, doors = await _make_cgroup(cgroups, limits)
-            tree = ProcessTree(exited, cgroup, owner)
+                cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
+            tree = ProcessTree(exited, cgroup, owner, connections.pacer)
             undo.push_async_callback(tree.close)
-            tree.pacer = connections.pacer
             # On failure the connections are closed first, which ends a process whose id is not known yet.
             undo.enter_context(before.pop_all())
             spec = {
@@ -174,30 +176,29 @@ class Zygote:
                 "paced": paced,
             }
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(START_TIMEOUT_S):
                     try:
                         await self._fork(spec, [*connections.inner, *doors], exited)
                     finally:
                         connections.close_remote_ends()
                         for door in doors:
                             os.close(door)
-                    root, _ = await _receive_notice(connections, exited, ROOT_NOTICE)
+                    root, _ = await receive_notice(connections.control, exited, ROOT_NOTICE)
                     tree.root = os.pidfd_open(root)
                     if path is None:
-                        _, (folder,) = await _receive_notice(connections, exited, WORKSPACE_NOTICE)
+                        _, (folder,) = await receive_notice(connections.control, exited, WORKSPACE_NOTICE)
                         place = Workspace(folder, limits, owner, bounded=True, removed=removed)
                         undo.push_async_callback(place.close)
                     elif forks:
                         tree.group = root
-                    process, _ = await _receive_notice(connections, exited, READY_NOTICE)
+                    process, _ = await receive_notice(connections.control, exited, READY_NOTICE)
                 processes = InterpreterProcesses(tree, process, forks=snapshot)
                 tree.waits = root != process
-                tree.first = (
-                    root if tree.waits or not forks else None
-                )  # else orphans are the zygote's children
+                # Otherwise orphans are the zygote's children.
+                tree.first = root if tree.waits or not forks else None
             except TimeoutError:
                 raise SandboxUnavailableError(
-                    f"expected an interpreter within {timeout_s:g} s, got none; the machine may be overloaded"
+                    f"expected an interpreter within {START_TIMEOUT_S:g} s, got none; the machine may be overloaded"
                 ) from None
             except ProcessLookupError:
                 await asyncio.wait([exited], timeout=1.0)
@@ -210,7 +211,7 @@ class Zygote:
             if not snapshot:
                 connections.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
             undo.pop_all()
-        return Worker(connections, limits, processes), place
+        return Worker(connections, limits, processes, place)
 
     async def _fork(self, spec: dict[str, Any], descriptors: list[int], exited: asyncio.Future[Exit]) -> None:
         number = next(self._numbers)
@@ -229,18 +230,13 @@ class Zygote:
 
     async def close(self) -> None:
         """End the zygote and all its interpreters. Idempotent."""
-        if self._process is None:
-            self.ended = True
-            self._channel.close()
-            self._inner.close()
-            self._log.close()
-            return
         self._on_end()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await asyncio.to_thread(self._process.wait, SHUTDOWN_TIMEOUT_S)
-        if not self._log.closed:
-            self._log.close()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await asyncio.to_thread(self._process.wait, SHUTDOWN_TIMEOUT_S)
+        self._inner.close()
+        self._log.close()
 
     def output_tail(self) -> str:
         """Return the last part of the zygote's own output."""
@@ -300,7 +296,7 @@ class Zygote:
         self._exits.clear()
         if self._process is not None:
             self._loop.run_in_executor(None, _reap, self._process)
-        self._died()
+            self._died()
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:
@@ -318,36 +314,43 @@ def _refusal(message: dict[str, str]) -> Exception:
     return SandboxUnavailableError(message["refused"])
 
 
-async def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:
-    """Make a session's control group in a thread; return it and its `open_join_files`."""
+async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
+    """Return the result of `make`, run in a thread; if the caller is cancelled meanwhile, pass it to `drop`."""
+    make_task = asyncio.ensure_future(asyncio.to_thread(make))
 
-    def make() -> tuple[Cgroup, list[int]]:
-        # The files of the session's tmpfs count as memory too, and its supervising process counts as a process.
+    def drop_result(_: object) -> None:
+        if not make_task.cancelled() and make_task.exception() is None:
+            drop(make_task.result())
+
+    try:
+        return await asyncio.shield(make_task)
+    except asyncio.CancelledError:
+        make_task.add_done_callback(drop_result)
+        raise
+
+
+def _drop_folder(pair: tuple[int, str]) -> None:
+    folder, path = pair
+    os.close(folder)
+    with contextlib.suppress(OSError):  # the folder of all sessions may be gone already
+        os.rmdir(path)
+
+
+def _drop_cgroup(pair: tuple[Cgroup, list[int]]) -> None:
+    cgroup, doors = pair
+    for door in doors:
+        os.close(door)
+    cgroup.remove()
+
+
+def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:
+    # The files of the session's tmpfs count as memory too, and its supervising process counts as a process.
+    try:
         cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
         try:
             return cgroup, cgroup.open_join_files()
         except OSError:
             cgroup.remove()
             raise
-
-    making = asyncio.ensure_future(asyncio.to_thread(make))
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        with contextlib.suppress(OSError):
-            cgroup, doors = await making
-            for door in doors:
-                os.close(door)
-            cgroup.remove()
-        raise
     except OSError as error:
         raise SandboxUnavailableError(f"expected a control group for the interpreter: {error}") from None
-
-
-async def _receive_notice(
-    connections: Connections, exited: asyncio.Future[Exit], expected: bytes
-) -> tuple[int, list[int]]:
-    notice = await receive_notice(connections.control, exited, expected)
-    if notice is None:
-        raise ProcessLookupError
-    return notice

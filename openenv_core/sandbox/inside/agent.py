@@ -339,15 +339,11 @@ class _Context:
 
     def _on_answer(self, _: int) -> None:
         assert self._life is not None
-        life, control = self._life, self._life.control
         try:
-            header, blob = receive(control.recv)
+            header, blob = receive(self._life.control.recv)
         except (OSError, EOFError, ValueError):
-            # The code has closed or corrupted the channel, so the interpreter cannot be used any more.
-            self._agent.unwatch(control.fileno())
-            self._signal(signal.SIGKILL)
-            if not life.is_child and self._life is life:
-                self.on_exit()
+            # It has ended, or the code has closed or corrupted the channel: it cannot be used any more.
+            self.restart()
             return
         self.pipes.drain()
         if "end" in header:

@@ -69,13 +69,9 @@ def _bundle(value: Any, text: str) -> dict[str, str]:
     if callable(make_bundle := getattr(kind, "_repr_mimebundle_", None)):
         representations = make_bundle(value)
         representations = representations[0] if isinstance(representations, tuple) else representations
-        data.update(
-            {
-                str(mime): _plain(content)
-                for mime, content in dict(representations or {}).items()
-                if content is not None
-            }
-        )
+        for mime, content in dict(representations or {}).items():
+            if content is not None:
+                data[str(mime)] = _plain(content)
         return data
     for mime, name in _METHODS:
         method: Callable[[Any], Any] | None = getattr(kind, name, None)

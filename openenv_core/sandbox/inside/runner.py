@@ -51,7 +51,7 @@ class RequestRunner:
 
     def answer(self, request: dict[str, Any]) -> bytes:
         """Execute one request, and return its answer's bytes."""
-        answer = _empty_answer(request)
+        answer = {"id": request["id"], "status": "ok", "exit_code": 0}
         texts: list[str] = []
         bundles = ShownBundles(self._outputs_bytes)
         try:
@@ -65,10 +65,10 @@ class RequestRunner:
             self.interrupts.end()
             answer.update(status="error", exit_code=1, error=describe(error))
         answer["text"] = bool(texts)
-        for kind, data in bundles.bundles:
-            answer["outputs"].append([kind, list(data)])
+        for _, data in bundles.bundles:
             texts += data.values()
         answer.update(
+            outputs=[[kind, list(data)] for kind, data in bundles.bundles],
             truncated=bundles.truncated,
             count=self.cells.count,
             max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -107,19 +107,6 @@ class RequestRunner:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):  # code may have replaced the stream
                 stream.flush()
-
-
-def _empty_answer(request: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": request["id"],
-        "status": "ok",
-        "exit_code": 0,
-        "text": False,
-        "outputs": [],
-        "truncated": False,
-        "count": 0,
-        "max_rss": 0,
-    }
 
 
 def _writer(descriptor: int) -> io.TextIOWrapper:
@@ -193,7 +180,7 @@ class BranchingRunner(RequestRunner):
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         exit_code = 128 - ended if ended < 0 else ended
-        rolled_back = _empty_answer(request) | {"status": "rolled_back", "exit_code": exit_code}
+        rolled_back = {"id": request["id"], "status": "rolled_back", "exit_code": exit_code}
         self.control.sendall(frames.pack_answer(rolled_back, []))
 
     def _close_done(self) -> None:
@@ -228,7 +215,7 @@ class BranchingRunner(RequestRunner):
             self._branches.append(process)
         for descriptor in descriptors:
             os.close(descriptor)
-        self.control.sendall(frames.pack_answer(_empty_answer(request), []))
+        self.control.sendall(frames.pack_answer({"id": request["id"], "status": "ok", "exit_code": 0}, []))
 
 
 def _runs(process: int) -> bool:

@@ -162,10 +162,8 @@ def _fork_init() -> None:
 
 def _move_descriptor(descriptor: int) -> int:
     # A fork uses the low numbers for its streams.
-    try:
+    with libc.closing(descriptor):
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
-    finally:
-        os.close(descriptor)
 
 
 def become_init(
@@ -317,9 +315,8 @@ def _settle(spec: ForkSpec, prepared: Prepared, connection: socket.socket) -> No
     namespaces.settle_session(privileged, uid, gid, limits["disk_bytes"], limits["files"], proc=proc)
     if privileged:
         identity.drop_to(uid, gid)
-    workspace = os.open(namespaces.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)
-    socket.send_fds(connection, [WORKSPACE_NOTICE], [workspace])
-    os.close(workspace)
+    with libc.closing(os.open(namespaces.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)) as workspace:
+        socket.send_fds(connection, [WORKSPACE_NOTICE], [workspace])
 
 
 def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: bool) -> None:

@@ -146,17 +146,11 @@ def find() -> CgroupMaker | None:
     with suppress(OSError, ValueError):
         mounted, own = _read_mounts(), _read_own_groups()
         for maker in (_version_2(mounted, own), _version_1(mounted, own)):
-            if maker is not None and _works(maker):
-                maker.sweep()
-                return maker
+            with suppress(OSError):
+                if maker is not None and maker.make("probe", 1 << 30, 16).remove():
+                    maker.sweep()
+                    return maker
     return None
-
-
-def _works(maker: CgroupMaker) -> bool:
-    try:
-        return maker.make("probe", 1 << 30, 16).remove()
-    except OSError:
-        return False
 
 
 def _version_2(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> CgroupMaker | None:

@@ -112,20 +112,14 @@ def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: boo
     write = handled_rights(version) & ~(_MAKE_SPECIAL | _IOCTL_DEV)
     if not execute:
         write &= ~_EXECUTE
-    ruleset = _ruleset(version)
-    try:
+    with libc.closing(_ruleset(version)) as ruleset:
         _add(ruleset, readable, "what sessions have in common")
         for path in writable:
-            descriptor = open_path(path)
-            try:
+            with libc.closing(open_path(path)) as descriptor:
                 _add(ruleset, [_rule(descriptor, write)], path)
-            finally:
-                os.close(descriptor)
         libc.no_new_privileges()
         quiet = _QUIET if version >= 7 else 0
         libc.call("landlock_restrict_self", ruleset, quiet, step="restricting by Landlock")
-    finally:
-        os.close(ruleset)
     return version
 
 

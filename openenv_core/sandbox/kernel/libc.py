@@ -4,7 +4,8 @@ import ctypes
 import os
 import signal
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -116,13 +117,19 @@ def close_from(lowest: int) -> None:
     call("close_range", lowest, 0xFFFF_FFFF, 0, step=f"closing descriptors from {lowest}")
 
 
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor after the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_file(path: str | Path, content: str, *, dir_fd: int | None = None) -> None:
     """Write to a kernel file in one call; an error names the content and the file."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-        try:
+        with closing(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as descriptor:
             os.write(descriptor, content.encode())
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise OSError(error.errno, f"writing {content!r} to {path}: {error.strerror}") from None

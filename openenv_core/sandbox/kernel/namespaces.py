@@ -266,13 +266,10 @@ def enter_outer(*, privileged: bool) -> None:
     if privileged:
         libc.call("unshare", _ALL_BUT_USERS, step="unshare of mounts, pids, network, ipc, uts")
     else:
-        proc = open_proc()
-        try:
+        with libc.closing(open_proc()) as proc:
             uid, gid = os.getuid(), os.getgid()
             libc.call("unshare", _NEW_USERS | _ALL_BUT_USERS, step="unshare with a user namespace")
             _map_ids(proc, uid, gid)
-        finally:
-            os.close(proc)
     _make_private()
 
 
