@@ -129,7 +129,7 @@ async def receive_notice(
     """
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(control.fileno(), lambda: readable.done() or readable.set_result(None))
+    loop.add_reader(control.fileno(), readable.cancel)  # ends the wait, however often it is called
     try:
         await asyncio.wait([readable, over], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -249,9 +249,9 @@ class ProcessTree:
             if not self.exited.done():
                 await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         finally:
-            root, self.root, self.group, self.leader = self.root, None, None, None
-            if root is not None:
-                os.close(root)
+            if self.root is not None:
+                os.close(self.root)
+            self.root = self.group = self.leader = None
             if self.pacer is not None:
                 self.pacer.close()
             cgroup, self.cgroup = self.cgroup, None

@@ -136,7 +136,8 @@ class Sandbox:
         """
         session = SandboxSession(self, limits or Limits(), snapshot=snapshot)
         try:
-            await session._begin()
+            async with session._turn:
+                await session._ensure_interpreter()
         except BaseException:
             await session.close()
             raise
@@ -368,13 +369,7 @@ class SandboxSession:
         worker = self._worker
         if worker is None or not worker.alive:
             raise SandboxUnavailableError("the sandbox has ended")
-        copy = await asyncio.to_thread(partial(worker.workspace.branch, fill=False))
-        try:
-            forked = await worker.fork_agent(channel, contexts, partial(request_copy, copy.inside), copy)
-        except BaseException:
-            await copy.close()
-            raise
-        return self._make_session(forked)
+        return self._make_session(await worker.fork_agent(channel, contexts, request_copy))
 
     def _make_session(self, forked: Worker) -> "SandboxSession":
         session = SandboxSession(self._sandbox, self.limits, snapshot=True)
@@ -494,10 +489,6 @@ class SandboxSession:
             await self._end_life()
         finally:
             self._sandbox._sessions.discard(self)
-
-    async def _begin(self) -> None:
-        async with self._turn:
-            await self._ensure_interpreter()
 
     async def _request(
         self, message: dict[str, Any], timeout_s: float | None

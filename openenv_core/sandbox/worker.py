@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import (
@@ -224,28 +225,25 @@ class Worker:
             await answered
 
     async def fork_agent(
-        self,
-        channel: socket.socket,
-        contexts: int,
-        request_copy: Callable[[], Awaitable[Any]],
-        workspace: Workspace,
+        self, channel: socket.socket, contexts: int, request_copy: Callable[[str], Awaitable[Any]]
     ) -> "Worker":
         """Fork a serving agent, with its interpreters.
 
         Args:
             channel: The copy's end of its channel.
             contexts: Number of interpreters of the agent.
-            request_copy: Asks the agent to fork, during which it receives the descriptors sent here; raises if the
-                agent refuses.
-            workspace: The copy's files.
+            request_copy: Asks the agent to fork, and to copy its files to a folder; meanwhile it receives the
+                descriptors sent here. Raises if the agent refuses.
 
         Raises:
             SandboxUnavailableError: The copy did not start.
+            FileRefusedError: There is no space for a copy of the files.
         """
         owner = self.processes.tree.owner
-        connections = Connections(owner=owner)
+        connections, workspace = Connections(owner=owner), None
         with ExitStack() as stack:
             try:
+                workspace = await asyncio.to_thread(partial(self.workspace.branch, fill=False))
                 outer = list[int]()
                 for _ in range(contexts):
                     each = Connections(owner=owner)
@@ -257,11 +255,13 @@ class Worker:
                 connections.close_remote_ends()
                 stack.close()  # with these ends open here, the end of a copy would go unnoticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
-                    await request_copy()
+                    await request_copy(workspace.inside)
                     process, _ = await receive_notice(connections.control, self.exited, FORKED)
                 return self._make_branch(connections, process, workspace)
             except BaseException as error:
                 connections.close()
+                if workspace is not None:
+                    await workspace.close()
                 if isinstance(error, (TimeoutError, OSError)):
                     raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
                 raise
@@ -388,15 +388,8 @@ class Worker:
 
     async def _send(self, data: bytes) -> None:
         # The interpreter does not read while code runs, and runs code only after reading the whole request.
-        try:
-            sent = self.control.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            return  # it has died; its exit says how
-        if sent < len(data):
-            with suppress(OSError):
-                await self._loop.sock_sendall(self.control, data[sent:])
+        with suppress(OSError):  # it has died; its exit says how
+            await self._loop.sock_sendall(self.control, data)
 
     def _on_readable(self) -> None:
         try:

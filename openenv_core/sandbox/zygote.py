@@ -240,8 +240,6 @@ class Zygote:
 
     def output_tail(self) -> str:
         """Return the last part of the zygote's own output."""
-        if self._log.closed:
-            return ""
         size = os.fstat(self._log.fileno()).st_size
         data = os.pread(self._log.fileno(), _OUTPUT_TAIL_CHARS, max(0, size - _OUTPUT_TAIL_CHARS))
         return data.decode("utf-8", "replace").strip()

@@ -39,12 +39,12 @@ class ShownBundles:
 
     def text(self, text: str) -> str:
         """Return a text, truncated to what is left of the limit."""
-        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-        if size > self._left:
+        data = text.encode("utf-8", "replace")
+        if len(data) > self._left:
             self.truncated = True
-            text = text.encode("utf-8", "replace")[: self._left].decode("utf-8", "ignore")
-            size = self._left
-        self._left -= size
+            data = data[: self._left]
+            text = data.decode("utf-8", "ignore")
+        self._left -= len(data)
         return text
 
     def add(self, kind: str, data: dict[str, str]) -> None:

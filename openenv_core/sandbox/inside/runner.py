@@ -95,10 +95,9 @@ class RequestRunner:
 
     def _reset_streams(self, stdin: str | None) -> None:
         # Code may have closed them, or replaced them by objects that are closed by now.
-        if getattr(sys.stdout, "closed", True):
-            sys.stdout = _writer(1)
-        if getattr(sys.stderr, "closed", True):
-            sys.stderr = _writer(2)
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            if getattr(getattr(sys, name, None), "closed", True):
+                setattr(sys, name, _writer(descriptor))
         stdin_buffer = io.BytesIO((stdin or "").encode("utf-8", "replace"))
         sys.stdin = io.TextIOWrapper(stdin_buffer, encoding="utf-8")
 
