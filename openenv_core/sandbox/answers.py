@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from openenv_core.sandbox.config import Limits
-from openenv_core.sandbox.inside.frames import ANSWER, FORK_NOTICE, MAX_HEADER
+from openenv_core.sandbox.inside.frames import FORK_NOTICE, MAX_HEADER
+from openenv_core.sandbox.inside.interpreter import FRAME
 from openenv_core.sandbox.results import (
     EXIT_INTERRUPTED,
     EXIT_KILLED,
@@ -44,7 +45,6 @@ class AnswerReader:
         self._limit = limit
         self._announced = announced
         self._buffer = bytearray()
-        self._frame_bytes = 0
 
     def feed(self, data: bytes, expected: int | None) -> Answer | None:
         """Add received bytes; return the answer once it is complete, else None.
@@ -60,24 +60,21 @@ class AnswerReader:
             raise ForgedAnswerError("bytes without a request")
         buffer = self._buffer
         buffer += data
-        if self._announced and not self._frame_bytes:
-            while buffer.startswith(FORK_NOTICE):
-                del buffer[: len(FORK_NOTICE)]
-        if not self._frame_bytes:
-            if len(buffer) < ANSWER.size:
-                return None
-            head, texts = ANSWER.unpack_from(buffer)
-            if head > MAX_HEADER or texts > self._limit:
-                raise ForgedAnswerError(f"an answer of {head + texts} bytes")
-            self._frame_bytes = ANSWER.size + head + texts
-        if len(buffer) < self._frame_bytes:
+        while self._announced and buffer.startswith(FORK_NOTICE):
+            del buffer[: len(FORK_NOTICE)]
+        if len(buffer) < FRAME.size:
             return None
-        if len(buffer) > self._frame_bytes:
+        head, texts = FRAME.unpack_from(buffer)
+        if head > MAX_HEADER or texts > self._limit:
+            raise ForgedAnswerError(f"an answer of {head + texts} bytes")
+        beyond = len(buffer) - FRAME.size - head - texts
+        if beyond < 0:
+            return None
+        if beyond > 0:
             raise ForgedAnswerError("bytes beyond the answer")
-        head, _ = ANSWER.unpack_from(buffer)
         frame = bytes(buffer)
-        self._buffer, self._frame_bytes = bytearray(), 0
-        return _read(frame[ANSWER.size : ANSWER.size + head], frame[ANSWER.size + head :], expected)
+        self._buffer = bytearray()
+        return _read(frame[FRAME.size : FRAME.size + head], frame[FRAME.size + head :], expected)
 
 
 def _read(head: bytes, texts: bytes, expected: int) -> Answer:
@@ -89,7 +86,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
         if raw["id"] != expected:
             raise ForgedAnswerError("the answer to another request")
         parts = _parts(texts, raw["lengths"])
-        text = parts.pop(0) if raw["text"] is True else None
+        text = parts.pop(0) if raw.get("text") is True else None
         status, code, reason = raw["status"], _number(raw["exit_code"], 255), None
         if status == "rolled_back":
             status, reason = "killed", f"its process ended with status {code}; the state before it is kept"
@@ -100,10 +97,10 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             exit_code=code,
             reason=reason,
             error=_error(raw.get("error")),
-            outputs=_outputs(raw["outputs"], parts),
-            cut=Truncated(outputs=raw["truncated"] is True),
-            execution_count=_number(raw["count"], 1 << 53),
-            max_rss_bytes=_number(raw["max_rss"], 1 << 53),
+            outputs=_outputs(raw.get("outputs", ()), parts),
+            cut=Truncated(outputs=raw.get("truncated") is True),
+            execution_count=_number(raw.get("count", 0), 1 << 53),
+            max_rss_bytes=_number(raw.get("max_rss", 0), 1 << 53),
         )
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
         raise ForgedAnswerError(f"a malformed answer ({type(error).__name__})") from None

@@ -49,8 +49,6 @@ class SandboxConfig:
         hidden: Files and folders among them that code may not read. This project's packages are always hidden.
         links: Paths below the root folder, such as "app" or "dev/shm", that link to the same path in the workspace.
             They require the level `namespaces`.
-        boot_timeout_s: Seconds for the zygote to start and import the modules.
-        start_timeout_s: Seconds for an interpreter to start.
     """
 
     preload: tuple[str, ...] = ()
@@ -59,8 +57,6 @@ class SandboxConfig:
     readable: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
     links: tuple[str, ...] = ()
-    boot_timeout_s: float = 120.0
-    start_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
         if not self.strongest.at_least(self.minimum):

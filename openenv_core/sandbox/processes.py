@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,83 +116,69 @@ def receive(control: socket.socket, most: int) -> tuple[bytes, int | None, list[
 
 async def receive_notice(
     control: socket.socket, over: asyncio.Future[Any], expected: bytes
-) -> tuple[int, list[int]] | None:
-    """Wait for a one-byte notice.
+) -> tuple[int, list[int]]:
+    """Wait for a one-byte notice; return the id of the process that sent it, and the descriptors sent along.
 
     Args:
         control: The socket to receive it from.
         over: A future that is done once no notice can arrive any more.
         expected: The notice.
 
-    Returns:
-        The id of the process that sent it, and the descriptors sent along; None if it did not arrive.
+    Raises:
+        ProcessLookupError: It did not arrive.
     """
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(control.fileno(), set_done, readable)
+    loop.add_reader(control.fileno(), readable.cancel)  # ends the wait, however often it is called
     try:
         await asyncio.wait([readable, over], return_when=asyncio.FIRST_COMPLETED)
     finally:
         loop.remove_reader(control.fileno())
-    try:
+    received, descriptors = b"", list[int]()
+    with suppress(OSError):
         # One byte only: notices of two processes must not be read together.
         received, process, descriptors = receive(control, 1)
-    except OSError:
-        return None
-    if received == expected and process is not None:
-        return process, descriptors
+        if received == expected and process is not None:
+            return process, descriptors
     for descriptor in descriptors:
         os.close(descriptor)
-    return None
+    raise ProcessLookupError("it ended at once")
 
 
-def set_done(future: asyncio.Future[None]) -> None:
-    """Set a future's result, unless it is done."""
-    if not future.done():
-        future.set_result(None)
-
-
+@dataclass(eq=False)
 class ProcessTree:
     """All processes forked for one session and its branches; they end with the first of them.
 
-    Args:
+    Attributes:
         exited: Resolves to the first process's exit; set by the zygote that forked it.
         cgroup: The control group of all processes, if any; removed with them.
         owner: User and group of the processes, as of `Connections`.
-
-    Attributes:
+        pacer: The socket to the session's init process, which pauses all processes, if they can leave the group.
         root: A pidfd of the first process; None until it is known.
         first: Its process id; None if the code can make processes that do not descend from it.
         waits: Whether it only waits for the interpreter, and never stops.
         group: The process group to kill with it, if no pid namespace does that.
         leader: The leader of the process group to pause, if code may start processes that cannot leave the group.
-        pacer: The socket to the session's init process, which pauses all processes, if they can leave the group.
         members: The number of live interpreters in the tree.
         running: The interpreters with a request in progress.
         begun: The number of requests so far. Each resumes all processes, those of other interpreters too.
     """
 
-    def __init__(
-        self,
-        exited: asyncio.Future[Exit],
-        cgroup: Cgroup | None,
-        owner: tuple[int, int] | None = None,
-    ) -> None:
-        self.exited = exited
-        self.owner = owner
-        self.root: int | None = None
-        self.first: int | None = None
-        self.waits = False
-        self.group: int | None = None
-        self.leader: int | None = None
-        self.pacer: socket.socket | None = None
-        self.members = 0
-        self.running: set[InterpreterProcesses] = set()
-        self.begun = 0
-        self._cgroup = cgroup
-        self._oom_kills = 0
-        self._unconfirmed = 0
-        self._still_after: int | None = None  # the request after which `is_still` was true
+    exited: asyncio.Future[Exit]
+    cgroup: Cgroup | None
+    owner: tuple[int, int] | None
+    pacer: socket.socket | None
+    root: int | None = None
+    first: int | None = None
+    waits: bool = False
+    group: int | None = None
+    leader: int | None = None
+    members: int = 0
+    running: "set[InterpreterProcesses]" = field(default_factory=set)
+    begun: int = 0
+    _oom_kills: int = 0
+    _unconfirmed: int = 0
+    _still_after: int | None = None  # the request after which `is_still` was true
 
     def pace(self, number: signal.Signals) -> None:
         """Stop or resume all processes that code may have started."""
@@ -242,8 +229,8 @@ class ProcessTree:
     def oom_killed(self) -> bool:
         """Return whether the kernel killed a process because of the tree's memory limit, since the last call."""
         before = self._oom_kills
-        if self._cgroup is not None:
-            self._oom_kills = self._cgroup.count_oom_kills()
+        if self.cgroup is not None:
+            self._oom_kills = self.cgroup.count_oom_kills()
         return self._oom_kills > before
 
     def kill(self) -> None:
@@ -252,8 +239,8 @@ class ProcessTree:
         if self.group is not None:
             for group in {self.group, self.leader or self.group}:
                 _signal_group(group, signal.SIGKILL)
-        if self._cgroup is not None:
-            self._cgroup.kill()
+        if self.cgroup is not None:
+            self.cgroup.kill()
 
     async def close(self) -> None:
         """Kill all processes, wait until they are gone, and release the tree's resources."""
@@ -262,12 +249,12 @@ class ProcessTree:
             if not self.exited.done():
                 await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         finally:
-            root, self.root, self.group, self.leader = self.root, None, None, None
-            if root is not None:
-                os.close(root)
+            if self.root is not None:
+                os.close(self.root)
+            self.root = self.group = self.leader = None
             if self.pacer is not None:
                 self.pacer.close()
-            cgroup, self._cgroup = self._cgroup, None
+            cgroup, self.cgroup = self.cgroup, None
             if cgroup is not None:
                 asyncio.get_running_loop().run_in_executor(None, _remove, cgroup)
 
@@ -296,10 +283,6 @@ class InterpreterProcesses:
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         tree.members += 1
         tree.exited.add_done_callback(self._on_tree_exit)
-
-    def branch(self, process: int) -> "InterpreterProcesses":
-        """Return the processes of a branch that the head has forked."""
-        return InterpreterProcesses(self.tree, process, forks=True)
 
     @property
     def runs(self) -> bool:
@@ -334,12 +317,15 @@ class InterpreterProcesses:
         self._pending_signal = None
         self.tree.begun += 1
         self.tree.running.add(self)
-        self._pace(signal.SIGCONT)
+        self.tree.pace(signal.SIGCONT)
+        self.send_signal(signal.SIGCONT)
 
     def pause(self) -> None:
         """Pause the interpreter after a request. Processes of the code stop once no interpreter of the tree runs."""
         self.tree.running.discard(self)
-        self._pace(signal.SIGSTOP)
+        if not self.tree.running:
+            self.tree.pace(signal.SIGSTOP)
+        self.send_signal(signal.SIGSTOP)
 
     def finish(self) -> None:
         """Make the process that answered the request the head, which has the state."""
@@ -412,13 +398,6 @@ class InterpreterProcesses:
             for descriptor in self._held.values():
                 os.close(descriptor)
             self._held.clear()
-
-    def _pace(self, number: signal.Signals) -> None:
-        tree = self.tree
-        is_affected = number == signal.SIGCONT or not tree.running
-        if is_affected:
-            tree.pace(number)
-        self.send_signal(number)
 
     def _kill_held(self) -> None:
         for descriptor in self._held.values():

@@ -136,7 +136,8 @@ class Sandbox:
         """
         session = SandboxSession(self, limits or Limits(), snapshot=snapshot)
         try:
-            await session._begin()
+            async with session._turn:
+                await session._ensure_interpreter()
         except BaseException:
             await session.close()
             raise
@@ -157,7 +158,7 @@ class Sandbox:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _fork_interpreter(self, limits: Limits, *, snapshot: bool) -> tuple[Worker, Workspace]:
+    async def _fork_interpreter(self, limits: Limits, *, snapshot: bool) -> Worker:
         try:
             zygote = await self._ensure_zygote()
             slot, uid = self._users.acquire()
@@ -173,7 +174,6 @@ class Sandbox:
                     scratch=self._scratch,
                     cgroups=self._cgroups,
                     removed=lease.close,
-                    timeout_s=self._config.start_timeout_s,
                 )
             except BaseException:
                 lease.close()
@@ -214,7 +214,7 @@ class Sandbox:
         }
         self._zygote_started_at = asyncio.get_running_loop().time()
         self._zygote = Zygote(spec, self._on_zygote_exit)
-        await self._zygote.start(config.boot_timeout_s)
+        await self._zygote.start()
 
     def _on_zygote_exit(self) -> None:
         # While `start` tries levels, this is expected.
@@ -267,7 +267,6 @@ class SandboxSession:
         self._sandbox = sandbox
         self._snapshot = snapshot
         self._worker: Worker | None = None
-        self._workspace: Workspace | None = None
         self._turn = asyncio.Lock()
         self._fork_requests: list[tuple[int, asyncio.Future[list[SandboxSession]]]] = []
         self._forking: asyncio.Task[None] | None = None
@@ -344,10 +343,8 @@ class SandboxSession:
             SandboxUnavailableError: No interpreter is alive or can be started.
         """
         async with self._turn:
-            workspace = await self._ensure_interpreter()
-            worker = self._worker
-            assert worker is not None
-            with watch_disk(workspace, worker.kill):
+            worker = await self._ensure_interpreter()
+            with watch_disk(worker.workspace, worker.kill):
                 await worker.serve(channel)
 
     async def fork_agent(
@@ -369,18 +366,15 @@ class SandboxSession:
             SandboxUnavailableError: The session has ended, or cannot be forked.
             FileRefusedError: There is no space for a copy of the files.
         """
-        worker, workspace = self._worker, self._workspace
-        if worker is None or workspace is None or not worker.alive:
+        worker = self._worker
+        if worker is None or not worker.alive:
             raise SandboxUnavailableError("the sandbox has ended")
-        copy = await asyncio.to_thread(partial(workspace.branch, fill=False))
-        try:
-            forked = await worker.fork_agent(channel, contexts, partial(request_copy, copy.inside))
-        except BaseException:
-            await copy.close()
-            raise
-        branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
-        branch._worker, branch._workspace = forked, copy
-        return branch
+        return self._make_session(await worker.fork_agent(channel, contexts, request_copy))
+
+    def _make_session(self, forked: Worker) -> "SandboxSession":
+        session = SandboxSession(self._sandbox, self.limits, snapshot=True)
+        session._worker = forked
+        return session
 
     @property
     def has_relatives(self) -> bool:
@@ -395,20 +389,20 @@ class SandboxSession:
     async def put_file(self, path: str, data: bytes) -> FileInfo:
         """Write a file in the workspace; see `Interpreter.put_file`."""
         async with self._turn:
-            workspace = await self._open_workspace(path)
-            return await asyncio.to_thread(workspace.put, path, data)
+            worker = await self._ensure_files(path)
+            return await asyncio.to_thread(worker.workspace.put, path, data)
 
     async def get_file(self, path: str) -> bytes:
         """Return a file's content; see `Interpreter.get_file`."""
         async with self._turn:
-            workspace = await self._open_workspace(path)
-            return await asyncio.to_thread(workspace.get, path)
+            worker = await self._ensure_files(path)
+            return await asyncio.to_thread(worker.workspace.get, path)
 
     async def list_files(self) -> list[FileInfo]:
         """Return the files in the workspace; see `Interpreter.list_files`."""
         async with self._turn:
-            workspace = await self._open_workspace("")
-            return await asyncio.to_thread(workspace.list)
+            worker = await self._ensure_files("")
+            return await asyncio.to_thread(worker.workspace.list)
 
     async def fork(self, count: int) -> "list[SandboxSession]":
         """Fork the interpreter with its variables and a copy of the files.
@@ -463,25 +457,14 @@ class SandboxSession:
             await asyncio.gather(*(branch.close() for branch in branches))
 
     async def _branch(self, count: int, branches: "list[SandboxSession]") -> None:
-        workspace = await self._open_workspace("")
-        worker = self._worker
-        if worker is None or not self._snapshot:
+        worker = await self._ensure_files("")
+        if not self._snapshot:
             raise ConfigurationError("the session keeps no snapshots; open it with snapshot=True")
         while count:
-            copies = await asyncio.to_thread(_copy, workspace, min(count, MAX_BRANCHES_PER_REQUEST))
-            try:
-                workers = await worker.branch([copy.inside for copy in copies])
-            except BaseException:
-                await asyncio.gather(*(copy.close() for copy in copies))
-                raise
-            for copy, fork_worker in zip(copies, workers, strict=True):
-                if fork_worker is None:
-                    await copy.close()
-                else:
-                    branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
-                    branch._worker, branch._workspace = fork_worker, copy
-                    branches.append(branch)
-            if None in workers:
+            copies = await asyncio.to_thread(_copy, worker.workspace, min(count, MAX_BRANCHES_PER_REQUEST))
+            forked = await worker.branch(copies)
+            branches += map(self._make_session, forked)
+            if len(forked) < len(copies):
                 return
             count -= len(copies)
 
@@ -507,10 +490,6 @@ class SandboxSession:
         finally:
             self._sandbox._sessions.discard(self)
 
-    async def _begin(self) -> None:
-        async with self._turn:
-            await self._ensure_interpreter()
-
     async def _request(
         self, message: dict[str, Any], timeout_s: float | None
     ) -> tuple[Execution, bytes | None]:
@@ -521,7 +500,7 @@ class SandboxSession:
             began = time.perf_counter()
             text, files = None, tuple[FileInfo, ...]()
             try:
-                workspace = await self._ensure_interpreter()
+                worker = await self._ensure_interpreter()
             except SandboxUnavailableError as error:
                 execution = Execution(
                     status="sandbox_error",
@@ -533,60 +512,59 @@ class SandboxSession:
             except _InterpreterExitedError as error:
                 execution = finalize_execution(Execution(status="ok"), str(error), Exit(), limits)
             else:
-                execution, text = await self._run(workspace, message, timeout)
+                execution, text = await self._run(worker, message, timeout)
             if execution.state_lost:
                 await self._end_life()
             else:
-                files = await workspace.changes()
+                files = await worker.workspace.changes()
             return replace(execution, session_id=self.session_id, isolation=self.isolation, files=files), text
 
     async def _run(
-        self, workspace: Workspace, message: dict[str, Any], timeout_s: float
+        self, worker: Worker, message: dict[str, Any], timeout_s: float
     ) -> tuple[Execution, bytes | None]:
-        worker = self._worker
-        assert worker is not None
         if self._forks_abandoned:
             asyncio.get_running_loop().call_soon(worker.stop, "interrupt")
         try:
-            with watch_disk(workspace, partial(worker.stop, "disk")):
+            with watch_disk(worker.workspace, partial(worker.stop, "disk")):
                 execution, text = await worker.request(message, timeout_s)
         except BaseException:
             # Cancelled, by the server's own deadline or a client that disconnected: the result is of no use.
             await self._end_life()
             raise
-        if not execution.state_lost and await workspace.is_overfull():
+        if not execution.state_lost and await worker.workspace.is_overfull():
             # The execution ended before the first poll of the disk, or an interrupt was enough to stop it.
             execution = finalize_execution(execution, "disk", Exit(signal=signal.SIGKILL), self.limits)
         return execution, text
 
-    async def _ensure_interpreter(self) -> Workspace:
+    async def _ensure_interpreter(self) -> Worker:
         if self._closed:
             raise SandboxClosedError("the session is closed; open another")
-        was_ended = self._worker is not None and self._worker.was_ended_from_outside()
-        if self._worker is not None and (was_ended or not self._worker.alive):
-            if not was_ended and (own := self._worker.describe_own_exit()) is not None:
-                raise _InterpreterExitedError(
-                    f"{own}; variables and files are gone, the next request starts a new one"
-                )
-            exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
-            await self._end_life()
-            reason = "the interpreter was ended because a branch did not start in time"
-            if exit_.zygote:
-                reason = ZYGOTE_ENDED
-            elif was_ended:
-                reason = "the interpreter was ended from outside while no code ran"
-            raise SandboxUnavailableError(
-                f"{reason}; variables and files are gone, the next request starts a new interpreter"
-            )
-        if self._worker is None or self._workspace is None:
-            forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
+        worker = self._worker
+        if worker is None:
+            worker = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
             if self._closed:
-                await asyncio.shield(_close_all(*forked))  # type: ignore[unreachable]  # another task has closed it
+                await asyncio.shield(worker.close())  # type: ignore[unreachable]  # another task has closed it
                 raise SandboxClosedError("the session was closed while it started")
-            self._worker, self._workspace = forked
-        return self._workspace
+            self._worker = worker
+            return worker
+        was_ended = worker.was_ended_from_outside()
+        if worker.alive and not was_ended:
+            return worker
+        if not was_ended and (own := worker.describe_own_exit()) is not None:
+            raise _InterpreterExitedError(
+                f"{own}; variables and files are gone, the next request starts a new one"
+            )
+        await self._end_life()
+        reason = "the interpreter was ended because a branch did not start in time"
+        if worker.exited.done() and worker.exited.result().zygote:
+            reason = ZYGOTE_ENDED
+        elif was_ended:
+            reason = "the interpreter was ended from outside while no code ran"
+        raise SandboxUnavailableError(
+            f"{reason}; variables and files are gone, the next request starts a new interpreter"
+        )
 
-    async def _open_workspace(self, path: str) -> Workspace:
+    async def _ensure_files(self, path: str) -> Worker:
         try:
             return await self._ensure_interpreter()
         except _InterpreterExitedError as error:
@@ -595,22 +573,13 @@ class SandboxSession:
 
     async def _end_life(self) -> None:
         worker, self._worker = self._worker, None
-        workspace, self._workspace = self._workspace, None
-        # Resources are released even if the caller is cancelled.
-        await asyncio.shield(_close_all(worker, workspace))
+        if worker is not None:
+            # Resources are released even if the caller is cancelled.
+            await asyncio.shield(worker.close())
 
 
 class _InterpreterExitedError(Exception):
     """The code has ended its interpreter, and no result has reported that yet."""
-
-
-async def _close_all(worker: Worker | None, workspace: Workspace | None) -> None:
-    try:
-        if worker is not None:
-            await worker.close()
-    finally:
-        if workspace is not None:
-            await workspace.close()
 
 
 def _copy(workspace: Workspace, count: int) -> list[Workspace]:

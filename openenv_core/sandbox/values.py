@@ -223,9 +223,7 @@ def _untag(tag: str, content: Any, depth: int) -> Any:
 
 
 def _sequence(content: Any, depth: int) -> list[Any]:
-    if type(content) is not list:
-        raise TypeError
-    items: list[Any] = decode(content, max_depth=depth)
+    items: list[Any] = decode(_list(content), max_depth=depth)
     return items
 
 

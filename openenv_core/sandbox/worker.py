@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import (
@@ -20,10 +21,11 @@ from openenv_core.sandbox.answers import (
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.agent import FORKED
-from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE, pack_request
-from openenv_core.sandbox.inside.interpreter import REPEAT_SIGNAL
+from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE
+from openenv_core.sandbox.inside.interpreter import REPEAT_SIGNAL, pack
 from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, receive_notice
 from openenv_core.sandbox.results import EXIT_KILLED, Execution
+from openenv_core.sandbox.workspace import Workspace
 
 _CHUNK: Final = 1 << 16
 _CHUNKS_PER_READ: Final = 8
@@ -101,9 +103,16 @@ class Capture:
 class Worker:
     """A confined interpreter that handles requests one at a time. Between them it is stopped, with all its threads."""
 
-    def __init__(self, connections: Connections, limits: Limits, processes: InterpreterProcesses) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        limits: Limits,
+        processes: InterpreterProcesses,
+        workspace: Workspace,
+    ) -> None:
         self.control = connections.control
         self.processes = processes
+        self.workspace = workspace
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._stdout = Capture(connections.stdout, limits.output_bytes, self._on_written)
@@ -111,7 +120,6 @@ class Worker:
         self._reader = AnswerReader(2 * limits.outputs_bytes + MAX_VALUE, announced=processes.forks)
         self._written = 0
         self._number = 0
-        self._expected: int | None = None
         self._answered: asyncio.Future[Answer | None] | None = None
         self._end_cause: str | None = None
         self._interrupt_timer: asyncio.TimerHandle | None = None
@@ -167,7 +175,7 @@ class Worker:
         with self._open_request() as answered:
             timer = self._loop.call_later(timeout_s, self.stop, "timeout")
             try:
-                await self._send(pack_request({"id": self._number, **message}))
+                await self._send(pack({"id": self._number, **message}))
                 answer = await answered
             except BaseException:
                 # The caller is gone, and what the code has done so far is unknown.
@@ -212,111 +220,104 @@ class Worker:
         self._serves = True
         with self._open_request() as answered:
             if channel is not None:
-                request = pack_request({"id": self._number, "op": "serve"})
+                request = pack({"id": self._number, "op": "serve"})
                 socket.send_fds(self.control, [request], [channel.fileno()])
             await answered
 
     async def fork_agent(
-        self, channel: socket.socket, contexts: int, request_copy: Callable[[], Awaitable[Any]]
+        self, channel: socket.socket, contexts: int, request_copy: Callable[[str], Awaitable[Any]]
     ) -> "Worker":
         """Fork a serving agent, with its interpreters.
 
         Args:
             channel: The copy's end of its channel.
             contexts: Number of interpreters of the agent.
-            request_copy: Asks the agent to fork, during which it receives the descriptors sent here; raises if the
-                agent refuses.
+            request_copy: Asks the agent to fork, and to copy its files to a folder; meanwhile it receives the
+                descriptors sent here. Raises if the agent refuses.
 
         Raises:
             SandboxUnavailableError: The copy did not start.
+            FileRefusedError: There is no space for a copy of the files.
         """
         owner = self.processes.tree.owner
-        connections = Connections(owner=owner)
+        connections, workspace = Connections(owner=owner), None
         with ExitStack() as stack:
             try:
+                workspace = await asyncio.to_thread(partial(self.workspace.branch, fill=False))
                 outer = list[int]()
                 for _ in range(contexts):
-                    pipes = [*reversed(os.pipe()), *reversed(os.pipe())]
-                    if owner is not None:
-                        for each in pipes:
-                            os.fchown(each, *owner)
-                    pair = socket.socketpair()
-                    pipes += [each.detach() for each in pair]
-                    for each in pipes:
-                        stack.callback(os.close, each)
-                    socket.send_fds(
-                        self.control, [b"I"], [pipes[0], pipes[2], pipes[4], connections.inner[0]]
-                    )
-                    outer += [pipes[5], pipes[1], pipes[3]]
+                    each = Connections(owner=owner)
+                    stack.callback(each.close)
+                    control, *pipes = each.inner
+                    socket.send_fds(self.control, [b"I"], [*pipes, control, connections.inner[0]])
+                    outer += [each.control.fileno(), each.stdout, each.stderr]
                 socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.close_remote_ends()
                 stack.close()  # with these ends open here, the end of a copy would go unnoticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
-                    await request_copy()
-                    notice = await receive_notice(connections.control, self.exited, FORKED)
-                if notice is None:
-                    raise SandboxUnavailableError(
-                        "expected a fork of the sandbox, got one that ended at once"
-                    )
-                return Worker(connections, self._limits, self.processes.branch(notice[0]))
+                    await request_copy(workspace.inside)
+                    process, _ = await receive_notice(connections.control, self.exited, FORKED)
+                return self._make_branch(connections, process, workspace)
             except BaseException as error:
                 connections.close()
+                if workspace is not None:
+                    await workspace.close()
                 if isinstance(error, (TimeoutError, OSError)):
                     raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
                 raise
 
-    async def branch(self, folders: Sequence[str]) -> "list[Worker | None]":
-        """Fork the interpreter once for each folder; return None in place of a fork that failed.
+    async def branch(self, workspaces: Sequence[Workspace]) -> "list[Worker]":
+        """Fork the interpreter once for each workspace; return the forks, and close the workspaces without one.
 
         Args:
-            folders: The workspaces of the branches; at most `MAX_BRANCHES_PER_REQUEST`.
+            workspaces: Copies of the files; at most `MAX_BRANCHES_PER_REQUEST`.
         """
-        processes = self.processes
-        workers: list[Worker | None] = [None] * len(folders)
-        if not self.alive:
-            return workers
         connections: list[Connections] = []
+        branches: dict[int, Worker] = {}
         self._branching = True
         try:
-            for _ in folders:
-                each = Connections(owner=processes.tree.owner)
-                connections.append(each)
+            if not self.alive:
+                raise ProcessLookupError
+            connections.extend(Connections(owner=self.processes.tree.owner) for _ in workspaces)
             async with asyncio.timeout(BRANCH_TIMEOUT_S):
                 with self._open_request() as answered:
-                    request = pack_request({"id": self._number, "op": "branch", "folders": folders})
-                    socket.send_fds(
-                        self.control, [request], [fd for each in connections for fd in each.inner]
-                    )
+                    folders = [each.inside for each in workspaces]
+                    request = pack({"id": self._number, "op": "branch", "folders": folders})
+                    descriptors = [fd for each in connections for fd in each.inner]
+                    socket.send_fds(self.control, [request], descriptors)
                     for each in connections:
                         each.close_remote_ends()
-                    notices_coming = [
-                        receive_notice(each.control, self.exited, READY_NOTICE) for each in connections
-                    ]
-                    notices = await asyncio.gather(*notices_coming)
+                    coming = [receive_notice(each.control, self.exited, READY_NOTICE) for each in connections]
+                    notices = await asyncio.gather(*coming, return_exceptions=True)
                     if await answered is not None:
                         for number, notice in enumerate(notices):
-                            if notice is not None:
-                                branch = processes.branch(notice[0])
-                                workers[number] = Worker(connections[number], self._limits, branch)
+                            if not isinstance(notice, BaseException):
+                                branches[number] = self._make_branch(
+                                    connections[number], notice[0], workspaces[number]
+                                )
         except TimeoutError:
             # The branch may still be made, and its answer would be taken for the next request's: end the interpreter.
             self._branch_timed_out = True
-            processes.kill_all()
+            self.processes.kill_all()
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         except OSError:
-            pass  # reported as None
+            pass  # there are fewer branches
         except BaseException:
             # The caller is gone, and the answer is still to come: no other request can follow.
-            processes.kill_all()
+            self.processes.kill_all()
             raise
         finally:
             self._branching = False
-            for each, worker in zip(
-                connections, workers, strict=False
-            ):  # there may be no descriptors for all
-                if worker is None:
+            for number, each in enumerate(connections):  # there may have been no descriptors for all
+                if number not in branches:
                     each.close()
-        return workers
+            unused = [each.close() for number, each in enumerate(workspaces) if number not in branches]
+            await asyncio.gather(*unused)
+        return list(branches.values())
+
+    def _make_branch(self, connections: Connections, process: int, workspace: Workspace) -> "Worker":
+        processes = InterpreterProcesses(self.processes.tree, process, forks=True)
+        return Worker(connections, self._limits, processes, workspace)
 
     def stop(self, reason: str) -> None:
         """Interrupt the running request, and kill it after the grace period; do nothing if none runs."""
@@ -326,7 +327,7 @@ class Worker:
             # If this process or the zygote is late, the answer may have arrived already, or the code have ended.
             self._on_readable()
             if not self._answered.done() and self.processes.has_ended():
-                self._schedule_kill()
+                self._schedule(self._kill_all)
                 return
         if self._answered.done() or self._broken is not None:
             return
@@ -338,12 +339,12 @@ class Worker:
     def kill(self) -> None:
         """Kill the running request, falling back to the state before it if a process has it; else the interpreter."""
         if self._answered is not None and self.processes.kill_running():
-            self._schedule_kill()
+            self._schedule(self._kill_all)
         else:
             self._kill_all()
 
     async def close(self) -> None:
-        """Kill the interpreter, wait until it is gone, and release its resources. Idempotent."""
+        """Kill the interpreter, wait until it is gone, and release its resources and files. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -356,53 +357,39 @@ class Worker:
             self.control.close()
             self._stdout.close()
             self._stderr.close()
+            await self.workspace.close()
 
     @contextmanager
     def _open_request(self) -> Iterator["asyncio.Future[Answer | None]"]:
         """Resume the interpreter for one request, and yield a future of its answer; None if it exits first."""
         self._number += 1
-        self._expected = self._number
         self._answered = answered = self._loop.create_future()
         self.exited.add_done_callback(self._on_exit)
-        self._resume()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self.processes.begin()
         try:
             yield answered
         finally:
             self.exited.remove_done_callback(self._on_exit)
-            self._expected = self._answered = None
+            self._answered = None
             self._pause()
 
-    def _pause(self) -> None:
+    def _pause(self, check_delays_s: tuple[float, ...] = IDLE_CHECK_DELAYS_S) -> None:
         self.processes.pause()
-        self._check_idle_later(IDLE_CHECK_DELAYS_S)
-
-    def _resume(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        self.processes.begin()
-
-    def _check_idle_later(self, delays_s: tuple[float, ...]) -> None:
-        if delays_s:
-            self._idle_timer = self._loop.call_later(delays_s[0], self._check_idle, delays_s[1:])
+        if check_delays_s:
+            self._idle_timer = self._loop.call_later(check_delays_s[0], self._check_idle, check_delays_s[1:])
 
     def _check_idle(self, delays_s: tuple[float, ...]) -> None:
         if self.processes.is_stopped() and self.processes.tree.is_still():
             self._stopped_after = self.processes.tree.begun
         else:
-            self.processes.pause()  # again: an end may have resumed others, see `ProcessTree.is_still`
-            self._check_idle_later(delays_s)
+            self._pause(delays_s)  # again: an end may have resumed others, see `ProcessTree.is_still`
 
     async def _send(self, data: bytes) -> None:
         # The interpreter does not read while code runs, and runs code only after reading the whole request.
-        try:
-            sent = self.control.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            return  # it has died; its exit says how
-        if sent < len(data):
-            with suppress(OSError):
-                await self._loop.sock_sendall(self.control, data[sent:])
+        with suppress(OSError):  # it has died; its exit says how
+            await self._loop.sock_sendall(self.control, data)
 
     def _on_readable(self) -> None:
         try:
@@ -423,7 +410,7 @@ class Worker:
                 self._on_orphaned(self._loop.time())
             return
         try:
-            answer = self._reader.feed(data, self._expected)
+            answer = self._reader.feed(data, None if self._answered is None else self._number)
         except ForgedAnswerError as error:
             self._loop.remove_reader(self.control.fileno())
             self._end_cause = None
@@ -475,10 +462,7 @@ class Worker:
                 self.kill()
             else:
                 self.processes.kill_on_start()
-                self._schedule_kill()
-
-    def _schedule_kill(self) -> None:
-        self._schedule(self._kill_all)
+                self._schedule(self._kill_all)
 
     def _schedule(self, act: Callable[[], object]) -> None:
         if self._kill_timer is not None:

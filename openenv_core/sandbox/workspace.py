@@ -21,6 +21,7 @@ from typing import Final
 
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import FileRefusedError
+from openenv_core.sandbox.kernel.libc import closing
 from openenv_core.sandbox.kernel.namespaces import WORKSPACE
 from openenv_core.sandbox.results import FileInfo
 
@@ -96,48 +97,44 @@ class Workspace:
 
     def put(self, path: str, data: bytes) -> FileInfo:
         """Write a file, creating missing folders. Blocks."""
-        parts = _parts(path)
         if len(data) > min(self._limits.file_bytes, self._limits.disk_bytes):
             raise FileRefusedError(path, f"{len(data)} bytes are more than a file may have")
-        if not self.bounded and self._used_bytes() > self._limits.disk_bytes - len(data):
+        if not self.bounded and self._usage()[1] > self._limits.disk_bytes - len(data):
             raise FileRefusedError(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
-        with contextlib.ExitStack() as stack, _translate_errors(path):
-            folder = self._descend(parts[:-1], stack, make=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
-            stack.callback(os.close, file)
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise FileRefusedError(path, "something other than a file has this name")
+        with self._open(path, os.O_WRONLY | os.O_CREAT) as file:
             os.ftruncate(file, 0)
             if self._owner is not None:
                 os.fchown(file, *self._owner)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(file, left) :]
+            with open(file, "wb", closefd=False) as stream:
+                stream.write(data)
             status = os.fstat(file)
-        info = FileInfo(path="/".join(parts), size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        self._known[info.path] = (_fingerprint(status), info)
+        plain_path = "/".join(_parts(path))
+        info = FileInfo(path=plain_path, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        self._known[plain_path] = (_fingerprint(status), info)
         return info
 
     def get(self, path: str) -> bytes:
         """Return a file's content. Blocks."""
-        with self._reading(path) as file:
-            return _read(file, self._limits.file_bytes)
+        with self._reading(path) as file, open(file, "rb", closefd=False) as stream:
+            return stream.read(self._limits.file_bytes)
 
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[int]:
-        parts = _parts(path)
+        with self._open(path, os.O_RDONLY) as file:
+            if (size := os.fstat(file).st_size) > self._limits.file_bytes:
+                raise FileRefusedError(path, f"its {size} bytes are more than a file may have")
+            yield file
+
+    @contextlib.contextmanager
+    def _open(self, path: str, flags: int) -> Iterator[int]:
+        """Open a regular file; translate the errors of opening and using it."""
+        *folders, name = _parts(path)
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with contextlib.ExitStack() as stack, _translate_errors(path):
-            folder = self._descend(parts[:-1], stack, make=False)
-            file = os.open(
-                parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-            )
-            stack.callback(os.close, file)
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
+            folder = self._descend(folders, stack, make=bool(flags & os.O_CREAT))
+            file = stack.enter_context(closing(os.open(name, flags, 0o644, dir_fd=folder)))
+            if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise FileRefusedError(path, "it is not a regular file")
-            if status.st_size > self._limits.file_bytes:
-                raise FileRefusedError(path, f"its {status.st_size} bytes are more than a file may have")
             yield file
 
     def list(self) -> "list[FileInfo]":
@@ -189,33 +186,12 @@ class Workspace:
 
     def _require_space(self, name: str, files: Sequence[os.stat_result]) -> None:
         """Raise unless a branch with copies of these files leaves the whole family within the limits."""
-        try:
-            taken = [status.st_blocks * 512 for _, status in self._walk(include_all=True)]
-        except _UncountableError:
-            taken = [self._limits.disk_bytes]
-        size = sum(taken) + sum(max(status.st_size, status.st_blocks * 512) for status in files)
-        if size > self._limits.disk_bytes or len(taken) + len(files) + _BRANCH_FOLDERS > self._limits.files:
+        count, size = self._usage()
+        size += sum(max(status.st_size, status.st_blocks * 512) for status in files)
+        if size > self._limits.disk_bytes or count + len(files) + _BRANCH_FOLDERS > self._limits.files:
             raise FileRefusedError(
                 name, f"the workspace may hold {self._limits.disk_bytes} bytes and {self._limits.files} files"
             )
-
-    def exceeds_limits(self, max_entries: int | None = None) -> bool:
-        """Return whether the files exceed the limits of number, total size or depth. Blocks.
-
-        Raises:
-            _ScanTooLongError: There are more than `max_entries` entries.
-        """
-        size = 0
-        try:
-            for count, (_, status) in enumerate(self._walk(include_all=True), 1):
-                size += status.st_blocks * 512
-                if count > self._limits.files or size > self._limits.disk_bytes:
-                    return True
-                if max_entries is not None and count > max_entries:
-                    raise _ScanTooLongError
-        except _UncountableError:
-            return True
-        return False
 
     async def is_overfull(self) -> bool:
         """Return whether the files exceed limits that the file system does not enforce itself."""
@@ -225,6 +201,26 @@ class Workspace:
             return self.exceeds_limits(_QUICK_ENTRIES)
         except _ScanTooLongError:
             return await asyncio.to_thread(self.exceeds_limits)
+
+    def exceeds_limits(self, max_entries: int | None = None) -> bool:
+        """Return whether the files exceed the limits of number, total size or depth. Blocks.
+
+        Raises:
+            _ScanTooLongError: There are more than `max_entries` entries.
+        """
+        count, size = self._usage(max_entries)
+        return count > self._limits.files or size > self._limits.disk_bytes
+
+    def _usage(self, max_entries: int | None = None) -> tuple[int, float]:
+        """Return the number of files and folders and their size on disk, which is infinite if they are uncountable."""
+        try:
+            entries = itertools.islice(self._walk(include_all=True), max_entries and max_entries + 1)
+            sizes = [status.st_blocks * 512 for _, status in entries]
+        except _UncountableError:
+            return 0, math.inf
+        if max_entries is not None and len(sizes) > max_entries:
+            raise _ScanTooLongError
+        return len(sizes), sum(sizes)
 
     async def close(self) -> None:
         """Remove the files, once no branch of them is in use. Idempotent."""
@@ -262,12 +258,6 @@ class Workspace:
             with contextlib.ExitStack() as stack:
                 above = self._first._descend((_TEMPORARY,), stack, make=False)
                 os.rmdir(os.path.basename(self.inside), dir_fd=above)
-
-    def _used_bytes(self) -> float:
-        try:
-            return sum(status.st_size for _, status in self._walk(include_all=True))
-        except _UncountableError:
-            return math.inf
 
     def _scan(self, max_entries: int | None) -> dict[str, FileInfo]:
         files: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
@@ -336,24 +326,18 @@ class Workspace:
                     if include_all or path.isprintable():
                         yield path, status
 
-    def _descend(self, parts: tuple[str, ...], stack: contextlib.ExitStack, *, make: bool) -> int:
-        folder = self._open_top(stack)
+    def _descend(self, parts: Sequence[str], stack: contextlib.ExitStack, *, make: bool) -> int:
+        # Reopened, because two threads that list through one descriptor would each see a part. The lock prevents use of
+        # a descriptor number that was closed meanwhile and may belong to another session.
+        with self._closing:
+            folder = stack.enter_context(closing(os.open(".", _FOLDER, dir_fd=self._folder)))
         for name in parts:
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=folder)
                     if self._owner is not None:
                         os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
-            folder = os.open(name, _FOLDER, dir_fd=folder)
-            stack.callback(os.close, folder)
-        return folder
-
-    def _open_top(self, stack: contextlib.ExitStack) -> int:
-        # Reopened, because two threads that list through one descriptor would each see a part. The lock prevents use of
-        # a descriptor number that was closed meanwhile and may belong to another session.
-        with self._closing:
-            folder = os.open(".", _FOLDER, dir_fd=self._folder)
-        stack.callback(os.close, folder)
+            folder = stack.enter_context(closing(os.open(name, _FOLDER, dir_fd=folder)))
         return folder
 
 
@@ -374,24 +358,17 @@ def _fingerprint(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _read(file: int, most: int) -> bytes:
-    parts, left = [], most
-    while left > 0 and (data := os.read(file, min(left, _PART))):
-        parts.append(data)
-        left -= len(data)
-    return b"".join(parts)
-
-
 @contextlib.contextmanager
 def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = (error.strerror or "it cannot be opened").lower()
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise FileRefusedError(path, "a part of it is a link, or not a folder") from None
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise FileRefusedError(path, "the workspace is full") from None
-        raise FileRefusedError(path, (error.strerror or "it cannot be opened").lower()) from None
+            reason = "a part of it is a link, or not a folder"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            reason = "the workspace is full"
+        raise FileRefusedError(path, reason) from None
 
 
 DISK_POLL_INTERVAL_S: Final = 0.25
@@ -400,27 +377,23 @@ DISK_POLL_INTERVAL_S: Final = 0.25
 
 @contextlib.contextmanager
 def watch_disk(workspace: Workspace, on_exceeded: Callable[[], None]) -> Iterator[None]:
-    """Poll a workspace's limits during one execution; a short one ends before the first poll, at no cost."""
+    """Poll a workspace's limits during one execution; a short one ends before the first poll."""
+
+    async def poll() -> None:
+        exceeds = False
+        while not exceeds:
+            await asyncio.sleep(DISK_POLL_INTERVAL_S)
+            exceeds = await asyncio.to_thread(workspace.exceeds_limits)
+        on_exceeded()
+
     if workspace.bounded:
         yield
         return
-    loop = asyncio.get_running_loop()
-    polls: list[asyncio.Task[None]] = []
-
-    async def poll() -> None:
-        while True:
-            if await asyncio.to_thread(workspace.exceeds_limits):
-                on_exceeded()
-                return
-            await asyncio.sleep(DISK_POLL_INTERVAL_S)
-
-    timer = loop.call_later(DISK_POLL_INTERVAL_S, lambda: polls.append(loop.create_task(poll())))
+    polling = asyncio.create_task(poll())
     try:
         yield
     finally:
-        timer.cancel()
-        for task in polls:
-            task.cancel()
+        polling.cancel()
 
 
 _MAX_ROUNDS: Final = 1 << 20
@@ -450,11 +423,8 @@ def remove_below(folder: int, name: str | None, rounds: int = _MAX_ROUNDS) -> No
         OSError: An entry cannot be removed.
     """
     # Reopened: another thread may still be listing it.
-    folder = os.open(".", _FOLDER, dir_fd=folder)
-    try:
-        _empty_all(folder, rounds)
-    finally:
-        os.close(folder)
+    with closing(os.open(".", _FOLDER, dir_fd=folder)) as own:
+        _empty_all(own, rounds)
     if name is not None:
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(name)
@@ -488,27 +458,21 @@ def _list_some(folder: int) -> list[str]:
 def _remove(name: str, folder: int, fresh: Iterator[str]) -> None:
     if _unlink(name, folder):
         return
-    subfolder = _open_folder(name, folder)
-    try:
+    with closing(_open_folder(name, folder)) as subfolder:
         for inner in _list_some(subfolder):
             if not _unlink(inner, subfolder):
                 # Moving a folder writes its "..", so the folder itself has to be writable.
                 os.close(_open_folder(inner, subfolder))
                 os.rename(inner, next(fresh), src_dir_fd=subfolder, dst_dir_fd=folder)
-    finally:
-        os.close(subfolder)
     os.rmdir(name, dir_fd=folder)
 
 
 def _open_folder(name: str, folder: int) -> int:
     """Open a folder, after giving its owner all permissions."""
-    descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
-    try:
+    with closing(os.open(name, _FOLDER_FLAGS, dir_fd=folder)) as descriptor:
         # Changed through the descriptor: by now the name may be a link, and chmod would follow it anywhere.
         os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
         return os.open(".", _FOLDER, dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unlink(name: str, folder: int) -> bool:
@@ -559,19 +523,13 @@ def sweep() -> None:
             status = path.lstat()
             own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
             if own and (lock := _locked(path)) is not None:
-                try:
+                with closing(lock):
                     _remove_folder(path)
-                finally:
-                    os.close(lock)
 
 
 def _remove_folder(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        folder = os.open(path, _FOLDER)
-        try:
-            remove_below(folder, str(path))
-        finally:
-            os.close(folder)
+    with contextlib.suppress(FileNotFoundError), closing(os.open(path, _FOLDER)) as folder:
+        remove_below(folder, str(path))
 
 
 def _locked(path: Path) -> int | None:

@@ -1,6 +1,5 @@
 """The supervisor's side of the zygote, a process that has imported all modules and forks interpreters on request."""
 
-import array
 import asyncio
 import contextlib
 import itertools
@@ -27,7 +26,6 @@ from openenv_core.sandbox.processes import (
     InterpreterProcesses,
     ProcessTree,
     receive_notice,
-    set_done,
 )
 from openenv_core.sandbox.worker import Worker
 from openenv_core.sandbox.workspace import Scratch, Workspace
@@ -36,6 +34,13 @@ T = TypeVar("T")
 
 _BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
 _MESSAGE_BYTES: Final = 1 << 16
+_FULL_CHANNEL_INTERVAL_S: Final = 0.002
+BOOT_TIMEOUT_S: Final = 120.0
+"""Seconds for the zygote to start and import the modules."""
+
+START_TIMEOUT_S: Final = 20.0
+"""Seconds for an interpreter to start."""
+
 SHUTDOWN_TIMEOUT_S: Final = 5.0
 _OUTPUT_TAIL_CHARS: Final = 2000
 
@@ -67,8 +72,6 @@ class Zygote:
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._channel, self._inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sending = asyncio.Lock()
-        self._writable: asyncio.Future[None] | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[int, asyncio.Future[Exit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,7 +83,7 @@ class Zygote:
         """Its process id; None before the start."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, timeout_s: float) -> None:
+    async def start(self) -> None:
         """Start the zygote, and return once it is ready.
 
         Raises:
@@ -103,26 +106,22 @@ class Zygote:
                 # Ctrl-C in a terminal must reach only the server, which closes the zygote.
                 start_new_session=True,
             )
-        except OSError as error:
-            await self.close()
-            raise SandboxUnavailableError(
-                f"expected a process to fork interpreters from, got none: {error}"
-            ) from None
-        finally:
             self._inner.close()
-        self._channel.setblocking(False)
-        self._loop.add_reader(self._channel.fileno(), self._readable)
-        try:
-            async with asyncio.timeout(timeout_s):
+            self._channel.setblocking(False)
+            self._loop.add_reader(self._channel.fileno(), self._readable)
+            async with asyncio.timeout(BOOT_TIMEOUT_S):
                 await self._send(self._spec, [])
                 await asyncio.shield(self._ready)
-        except TimeoutError:
+        except BaseException as error:
             await self.close()
-            raise SandboxUnavailableError(
-                f"expected interpreters within {timeout_s:g} s, got none; raise boot_timeout_s, or preload less"
-            ) from None
-        except BaseException:
-            await self.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxUnavailableError(
+                    f"expected interpreters within {BOOT_TIMEOUT_S:g} s, got none; preload less"
+                ) from None
+            if isinstance(error, OSError):
+                raise SandboxUnavailableError(
+                    f"expected a process to fork interpreters from, got none: {error}"
+                ) from None
             raise
 
     async def fork_interpreter(
@@ -134,8 +133,7 @@ class Zygote:
         scratch: Scratch | None,
         cgroups: CgroupMaker | None,
         removed: Callable[[], None],
-        timeout_s: float,
-    ) -> tuple[Worker, Workspace]:
+    ) -> Worker:
         """Fork an interpreter, and wait until it is confined.
 
         Args:
@@ -145,7 +143,6 @@ class Zygote:
             scratch: Makes workspace folders; None if sessions have their own file systems.
             cgroups: Makes control groups; None if that is not possible.
             removed: Called once the workspace and all its branches are closed and removed.
-            timeout_s: Seconds for the interpreter to be ready.
 
         Raises:
             SandboxUnavailableError: It was not ready in time, or the zygote is gone.
@@ -167,9 +164,8 @@ class Zygote:
             cgroup, doors = None, list[int]()
             if cgroups is not None and forks:
                 cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
-            tree = ProcessTree(exited, cgroup, owner)
+            tree = ProcessTree(exited, cgroup, owner, connections.pacer)
             undo.push_async_callback(tree.close)
-            tree.pacer = connections.pacer
             # On failure the connections are closed first, which ends a process whose id is not known yet.
             undo.enter_context(before.pop_all())
             spec = {
@@ -180,30 +176,29 @@ class Zygote:
                 "paced": paced,
             }
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(START_TIMEOUT_S):
                     try:
                         await self._fork(spec, [*connections.inner, *doors], exited)
                     finally:
                         connections.close_remote_ends()
                         for door in doors:
                             os.close(door)
-                    root, _ = await _receive_notice(connections, exited, ROOT_NOTICE)
+                    root, _ = await receive_notice(connections.control, exited, ROOT_NOTICE)
                     tree.root = os.pidfd_open(root)
                     if path is None:
-                        _, (folder,) = await _receive_notice(connections, exited, WORKSPACE_NOTICE)
+                        _, (folder,) = await receive_notice(connections.control, exited, WORKSPACE_NOTICE)
                         place = Workspace(folder, limits, owner, bounded=True, removed=removed)
                         undo.push_async_callback(place.close)
                     elif forks:
                         tree.group = root
-                    process, _ = await _receive_notice(connections, exited, READY_NOTICE)
+                    process, _ = await receive_notice(connections.control, exited, READY_NOTICE)
                 processes = InterpreterProcesses(tree, process, forks=snapshot)
                 tree.waits = root != process
-                tree.first = (
-                    root if tree.waits or not forks else None
-                )  # else orphans are the zygote's children
+                # Otherwise orphans are the zygote's children.
+                tree.first = root if tree.waits or not forks else None
             except TimeoutError:
                 raise SandboxUnavailableError(
-                    f"expected an interpreter within {timeout_s:g} s, got none; the machine may be overloaded"
+                    f"expected an interpreter within {START_TIMEOUT_S:g} s, got none; the machine may be overloaded"
                 ) from None
             except ProcessLookupError:
                 await asyncio.wait([exited], timeout=1.0)
@@ -216,7 +211,7 @@ class Zygote:
             if not snapshot:
                 connections.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
             undo.pop_all()
-        return Worker(connections, limits, processes), place
+        return Worker(connections, limits, processes, place)
 
     async def _fork(self, spec: dict[str, Any], descriptors: list[int], exited: asyncio.Future[Exit]) -> None:
         number = next(self._numbers)
@@ -235,45 +230,28 @@ class Zygote:
 
     async def close(self) -> None:
         """End the zygote and all its interpreters. Idempotent."""
-        if self._process is None:
-            self.ended = True
-            self._channel.close()
-            self._inner.close()
-            self._log.close()
-            return
         self._on_end()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await asyncio.to_thread(self._process.wait, SHUTDOWN_TIMEOUT_S)
-        if not self._log.closed:
-            self._log.close()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await asyncio.to_thread(self._process.wait, SHUTDOWN_TIMEOUT_S)
+        self._inner.close()
+        self._log.close()
 
     def output_tail(self) -> str:
         """Return the last part of the zygote's own output."""
-        if self._log.closed:
-            return ""
         size = os.fstat(self._log.fileno()).st_size
         data = os.pread(self._log.fileno(), _OUTPUT_TAIL_CHARS, max(0, size - _OUTPUT_TAIL_CHARS))
         return data.decode("utf-8", "replace").strip()
 
     async def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
         data = json.dumps(message).encode()
-        rights = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        )
-        async with self._sending:  # the event loop supports one writer per descriptor
-            while True:
-                try:
-                    self._channel.sendmsg([data], rights)
-                    return
-                except BlockingIOError:
-                    writable = self._writable = self._loop.create_future()
-                    self._loop.add_writer(self._channel.fileno(), set_done, writable)
-                    try:
-                        await writable
-                    finally:
-                        if not self.ended:
-                            self._loop.remove_writer(self._channel.fileno())
+        while True:
+            try:
+                socket.send_fds(self._channel, [data], descriptors)
+                return
+            except BlockingIOError:  # dozens of forks at once; the zygote needs milliseconds for each
+                await asyncio.sleep(_FULL_CHANNEL_INTERVAL_S)
 
     def _readable(self) -> None:
         while True:
@@ -301,10 +279,7 @@ class Zygote:
             return
         self.ended = True
         self._loop.remove_reader(self._channel.fileno())
-        self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
-        if self._writable is not None:
-            set_done(self._writable)  # the event loop no longer will
         if not self._ready.done():
             output = self.output_tail()
             self._ready.set_exception(
@@ -319,7 +294,7 @@ class Zygote:
         self._exits.clear()
         if self._process is not None:
             self._loop.run_in_executor(None, _reap, self._process)
-        self._died()
+            self._died()
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:
@@ -377,12 +352,3 @@ def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]
             raise
     except OSError as error:
         raise SandboxUnavailableError(f"expected a control group for the interpreter: {error}") from None
-
-
-async def _receive_notice(
-    connections: Connections, exited: asyncio.Future[Exit], expected: bytes
-) -> tuple[int, list[int]]:
-    notice = await receive_notice(connections.control, exited, expected)
-    if notice is None:
-        raise ProcessLookupError
-    return notice

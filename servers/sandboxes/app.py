@@ -113,7 +113,7 @@ class SandboxApp(Starlette):
             )
         ]
         routes += [*envd.routes(self.sandbox_of), *interpreter.routes(self.sandbox_of, self.table)]
-        super().__init__(routes=routes, lifespan=_lifespan)
+        super().__init__(routes=routes, lifespan=self._lifespan)
         self.add_exception_handler(ApiError, _on_api_error)
         self.add_exception_handler(OpenEnvError, _on_failure)
         self.add_exception_handler(404, _on_unknown_path)
@@ -131,6 +131,14 @@ class SandboxApp(Starlette):
             await super().__call__(scope, receive, send)
         else:
             await self._guard(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        await self.table.start()
+        try:
+            yield
+        finally:
+            await self.drain()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._ports.serve(scope, receive, send, *_parse_address(scope)):
@@ -192,9 +200,8 @@ class SandboxApp(Starlette):
         """Return the sandbox and the requested change; ApiError if the change would not keep the memory."""
         record, body = self._find_record(request), await _read(request, _Change)
         if not body.memory:
-            raise ApiError(
-                400, f"expected {feature} that keeps the memory, got another: 'filesystem', 'reboot'"
-            )
+            text = f"expected {feature} that keeps the memory, got another: 'filesystem', 'reboot'"
+            raise ApiError(400, text)
         return record, body
 
     async def _health(self, request: Request) -> Response:
@@ -207,13 +214,11 @@ class SandboxApp(Starlette):
         owner, body = self._owner(request), await _read(request, _NewSandbox)
         for name in ("mcp", "network", "iam", "volume_mounts"):
             if getattr(body, name):
-                raise ApiError(
-                    400, f"expected a sandbox without {name}, which this service does not have, got some"
-                )
+                text = f"expected a sandbox without {name}, which this service does not have, got some"
+                raise ApiError(400, text)
         if body.auto_pause_memory is False:
-            raise ApiError(
-                400, "expected pauses that keep the memory, got mode='filesystem', which this service lacks"
-            )
+            text = "expected pauses that keep the memory, got mode='filesystem', which this service lacks"
+            raise ApiError(400, text)
         record = await self.table.create(
             owner,
             body.template,
@@ -230,11 +235,8 @@ class SandboxApp(Starlette):
         metadata = {unquote(key): unquote(value) for key, value in parse_qsl(query.get("metadata", ""))}
         states = {state for each in query.getlist("state") for state in each.split(",")}
         try:
-            since = (
-                datetime.fromisoformat(query["startedAfter"]).astimezone()
-                if "startedAfter" in query
-                else None
-            )
+            after = query.get("startedAfter")
+            since = None if after is None else datetime.fromisoformat(after).astimezone()
         except ValueError as error:
             raise ApiError(400, f"expected a time, got: {error}") from None
         records = [
@@ -338,16 +340,6 @@ class SandboxApp(Starlette):
         }
 
 
-@asynccontextmanager
-async def _lifespan(app: Starlette) -> AsyncIterator[None]:
-    assert isinstance(app, SandboxApp)
-    await app.table.start()
-    try:
-        yield
-    finally:
-        await app.drain()
-
-
 def _page(request: Request, rows: list[dict[str, Any]]) -> Response:
     query = request.query_params
     try:
@@ -381,13 +373,13 @@ def _has_signature(request: Request, record: Record) -> bool:
     expires = query.get("signature_expiration")
     if request.url.path != "/files" or "signature" not in query:
         return False
-    if expires is not None and not (
-        expires.isdecimal() and len(expires) < 12 and int(expires) >= time.time()
-    ):
-        return False
     operation = "read" if request.method == "GET" else "write"
     parts = [query.get("path", ""), operation, query.get("username", ""), record.token]
-    digest = hashlib.sha256(":".join(parts + ([expires] if expires else [])).encode()).digest()
+    if expires is not None:
+        if not expires.isdecimal() or len(expires) > 11 or int(expires) < time.time():
+            return False
+        parts.append(expires)
+    digest = hashlib.sha256(":".join(parts).encode()).digest()
     unpadded = base64.b64encode(digest).rstrip(b"=")
     return hmac.compare_digest(unpadded, query["signature"].removeprefix("v1_").encode())
 

@@ -46,27 +46,18 @@ class ApiError(PicklableError):
     """A refused request.
 
     Args:
-        status: The HTTP status, which decides the error that a client raises.
+        code: The HTTP status, which decides the error that a client raises; or a Connect RPC error code.
         message: What is wrong, and what to do about it.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, code: int | str, message: str) -> None:
         super().__init__(message)
-        self.status = status
-        self.code: int | str = status
+        self.code = code
+        self.status = code if isinstance(code, int) else STATUSES.get(code, 500)
 
 
 class GuestError(ApiError):
-    """A sandbox's agent refused or failed a request.
-
-    Args:
-        code: The Connect RPC error code.
-        message: The reason.
-    """
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(STATUSES.get(code, 500), message)
-        self.code = code
+    """A sandbox's agent refused or failed a request."""
 
 
 class Reader(Protocol):

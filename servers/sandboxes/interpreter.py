@@ -37,9 +37,8 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
         if name == DEFAULT:
             await _make(record, DEFAULT, "")
         _, turn = _context(record, name)
-        return StreamingResponse(
-            _run(record, table, name, turn, code, envs), media_type="application/x-ndjson"
-        )
+        lines = _run(record, table, name, turn, code, envs)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
     async def contexts(request: Request) -> Response:
         record = find(request)

@@ -7,7 +7,7 @@ import logging
 import socket
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from openenv_core.errors import EngineRefusedError, OpenEnvError
 from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, start_container
@@ -24,8 +24,8 @@ END_TIMEOUT_S: Final = 2.0
 FOREVER_S: Final = 10.0 * 365 * 86_400
 
 
-class Machine(Protocol):
-    """The backend of one sandbox.
+class ProcessMachine:
+    """A sandbox session, with the isolation of an interpreter but subprocesses allowed.
 
     Attributes:
         guest: The client of its agent.
@@ -33,27 +33,6 @@ class Machine(Protocol):
         cpus: CPUs that it may use.
         memory_bytes: Memory that it may use.
     """
-
-    guest: Guest
-    isolation: str
-    cpus: float
-    memory_bytes: int
-
-    async def begin(self, envs: dict[str, str]) -> None:
-        """Wait for its agent and set environment variables for all that it starts; GuestError if it does not reply."""
-
-    async def freeze(self, *, frozen: bool) -> None:
-        """Pause or resume all its processes; GuestError if it cannot."""
-
-    async def fork(self, contexts: list[str]) -> "Machine":
-        """Return a copy of it with the interpreters of these contexts; GuestError if it cannot be copied."""
-
-    async def close(self) -> None:
-        """Stop it and remove its files. Idempotent; called again after a failure."""
-
-
-class ProcessMachine:
-    """A sandbox session, with the isolation of an interpreter but subprocesses allowed."""
 
     def __init__(self, guest: Guest, session: SandboxSession, channel: socket.socket | None) -> None:
         self.guest = guest
@@ -89,14 +68,11 @@ class ProcessMachine:
         """Pause or resume all its processes; GuestError if it has forks: their processes cannot be told apart."""
         async with self._forking:  # a fork of a paused sandbox would wait for it in vain
             if self._session.has_relatives:
-                raise GuestError(
-                    "failed_precondition",
-                    "the sandbox has forks or snapshots; end them first",
-                )
+                raise GuestError("failed_precondition", "the sandbox has forks or snapshots; end them first")
             self._session.freeze(frozen=frozen)
             self._frozen = frozen
 
-    async def fork(self, contexts: list[str]) -> Machine:
+    async def fork(self, contexts: list[str]) -> "Machine":
         """Fork its agent and interpreters. Running commands stay with the original."""
         ours, theirs = socket.socketpair()
 
@@ -118,7 +94,7 @@ class ProcessMachine:
         return ProcessMachine(*guest, None)
 
     async def close(self) -> None:
-        """End its processes and remove its files."""
+        """End its processes and remove its files. Idempotent; called again after a failure."""
         await self.guest.close()
         if self._session.has_relatives:  # its agent ends what it has started once the channel is closed
             await asyncio.wait([self._serving], timeout=END_TIMEOUT_S)
@@ -163,7 +139,10 @@ def _program() -> bytes:
 
 
 class ContainerMachine:
-    """A container of the local engine; the agent in it is run by the image's own Python."""
+    """A container of the local engine; the agent in it is run by the image's own Python.
+
+    Its attributes and methods are those of `ProcessMachine`.
+    """
 
     def __init__(self, guest: Guest, engine: DockerEngine, container: Container, config: Any) -> None:
         self.guest = guest
@@ -216,7 +195,7 @@ class ContainerMachine:
         verb = "pause" if frozen else "unpause"
         await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/{verb}")
 
-    async def fork(self, contexts: list[str]) -> Machine:
+    async def fork(self, contexts: list[str]) -> "Machine":
         """Raise a GuestError: containers cannot be forked."""
         raise GuestError(
             "unimplemented",
@@ -224,10 +203,13 @@ class ContainerMachine:
         )
 
     async def close(self) -> None:
-        """Remove the container."""
+        """Remove the container. Idempotent; called again after a failure."""
         await self.guest.close()
         await asyncio.to_thread(self._container.remove)
 
+
+Machine: TypeAlias = ProcessMachine | ContainerMachine
+"""The backend of one sandbox."""
 
 _Kind: TypeAlias = tuple[str, ContainerOptions, str | None]
 """An image's name, the options of its container, and the image's id, which changes when it is rebuilt; None: there is
@@ -255,13 +237,10 @@ class WarmContainers:
             return await ContainerMachine.start(image, options)
         image_details = await asyncio.to_thread(DockerEngine.find().find_image, image)
         kind = image, options, (image_details or {}).get("Id")
-        for each in self._ready:
-            if each[0] == kind and not each[1].guest.gone.done():
-                self._ready.remove(each)
-                machine = each[1]
-                break
-        else:
-            machine = await ContainerMachine.start(*kind)
+        usable = [each for each in self._ready if each[0] == kind and not each[1].guest.gone.done()]
+        if usable:
+            self._ready.remove(usable[0])
+        machine = usable[0][1] if usable else await ContainerMachine.start(*kind)
         if self._size and (self._filling is None or self._filling.done()):
             self._filling = asyncio.create_task(self._fill(kind), name="warm containers")
         return machine

@@ -40,8 +40,9 @@ class Ports:
         self._forwards: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
         self._opening = asyncio.Lock()
         self._numbers = count()
-        self._names: dict[int, str] = {}
-        self._peers = UnixPeers(self._names.__getitem__, REPLY_TIMEOUT_S)
+        # Abstract names: socket files would remain if this process were killed.
+        self._name = f"\0ropewalk-{token_hex(16)}-{{}}".format
+        self._peers = UnixPeers(self._name, REPLY_TIMEOUT_S)
 
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, sandbox: str | None, port: int | None
@@ -85,13 +86,11 @@ class Ports:
         async with self._opening:  # otherwise two concurrent requests would open two
             if (record.id, port) not in self._forwards:
                 number = next(self._numbers)
-                # An abstract name: a socket file would remain if this process were killed.
-                self._names[number] = f"\0ropewalk-{token_hex(16)}"
 
                 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                     await _carry(record, port, reader, writer)
 
-                server = await asyncio.start_unix_server(carry, self._names[number])
+                server = await asyncio.start_unix_server(carry, self._name(number))
                 self._forwards[record.id, port] = (number, server)
                 record.guest.gone.add_done_callback(lambda _: self._close_forward(record.id, port))
             return self._forwards[record.id, port][0]
@@ -99,7 +98,6 @@ class Ports:
     def _close_forward(self, sandbox: str, port: int) -> None:
         number, server = self._forwards.pop((sandbox, port))
         server.close()
-        del self._names[number]
         self._table.spawn(self._peers.close_worker(number), f"connections to port {port} of {sandbox}")
 
 

@@ -66,12 +66,8 @@ class SandboxLimits:
         full = name if ":" in last or "@" in last else f"{name}:latest"
         for pattern in self.images:
             repository, colon, tag = pattern.rpartition(":")
-            wanted = (
-                (repository, tag)
-                if colon and "/" not in tag
-                else (pattern, "*" if pattern == "*" else "latest")
-            )
-            if all(map(fnmatchcase, full.rpartition(":")[::2], wanted)) or pattern == "*":
+            wanted = (repository, tag) if colon and "/" not in tag else (pattern, "latest")
+            if pattern == "*" or all(map(fnmatchcase, full.rpartition(":")[::2], wanted)):
                 return full
         raise ApiError(
             404,
@@ -382,12 +378,8 @@ class SandboxTable:
             await asyncio.sleep(POLL_INTERVAL_S)
             now = asyncio.get_running_loop().time()
             for record in list(self._records.values()):
-                if (
-                    now < record.expires
-                    or record.is_ending
-                    or record.paused
-                    or record.snapshot_of is not None
-                ):
+                keeps = record.is_ending or record.paused or record.snapshot_of is not None
+                if keeps or now < record.expires:
                     continue
                 if record.pauses and record.machine is not None:
                     with contextlib.suppress(OpenEnvError, GuestError):

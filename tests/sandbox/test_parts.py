@@ -32,7 +32,8 @@ from openenv_core.sandbox.answers import (
     truncate_execution,
 )
 from openenv_core.sandbox.inside import interpreter as interrupts
-from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
+from openenv_core.sandbox.inside.frames import pack_answer
+from openenv_core.sandbox.inside.interpreter import FRAME
 from openenv_core.sandbox.inside.walls import tolerate_copy_errors
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.readable import find_readable, without_hidden
@@ -137,12 +138,12 @@ LYING_LENGTHS = [
 FORGED = [
     *(pack_answer({**HEADER, **lie}, TEXTS) for lie in LIES),
     pack_answer(HEADER, [*TEXTS, "one more"]),
-    *(ANSWER.pack(len(head), 3) + head + b"abc" for head in LYING_LENGTHS),
-    ANSWER.pack(5, 0) + b"[1,2]",
-    ANSWER.pack(2, 0) + b"\xff\xff",
-    ANSWER.pack(0xFFFFFFFF, 0),
-    ANSWER.pack(1, 0xFFFFFFFF),
-    ANSWER.pack(100_000, 0) + b"[" * 100_000,
+    *(FRAME.pack(len(head), 3) + head + b"abc" for head in LYING_LENGTHS),
+    FRAME.pack(5, 0) + b"[1,2]",
+    FRAME.pack(2, 0) + b"\xff\xff",
+    FRAME.pack(0xFFFFFFFF, 0),
+    FRAME.pack(1, 0xFFFFFFFF),
+    FRAME.pack(100_000, 0) + b"[" * 100_000,
     pack_answer(HEADER, TEXTS) + b"x",
 ]
 

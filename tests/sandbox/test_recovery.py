@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -317,9 +316,12 @@ def _command(pid: int) -> str:
 
 
 @pytest.mark.parametrize("then", ["goes on", "ends", pytest.param("stands still", marks=pytest.mark.slow)])
-async def test_stopped_zygote_is_waited_for_until_the_start_timeout(then: str) -> None:
-    start_timeout_s = 0.5 if then == "stands still" else 20.0
-    async with Sandbox(replace(UNPROTECTED, start_timeout_s=start_timeout_s)) as sandbox:
+async def test_stopped_zygote_is_waited_for_until_the_start_timeout(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if then == "stands still":
+        monkeypatch.setattr("openenv_core.sandbox.zygote.START_TIMEOUT_S", 0.5)
+    async with Sandbox(UNPROTECTED) as sandbox:
         zygote = sandbox._zygote
         assert zygote is not None
         assert zygote.pid is not None
@@ -412,7 +414,7 @@ async def test_interpreter_forked_during_close_is_released(
 
     async def fork_and_wait(*args: Any, **options: Any) -> Any:
         result = await fork(*args, **options)
-        workers.append(result[0])
+        workers.append(result)
         forked.set()
         await may_go_on.wait()
         return result

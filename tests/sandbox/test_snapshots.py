@@ -204,8 +204,7 @@ async def test_fork_timeout_does_not_disturb_a_running_execution(sandbox: Sandbo
     session = await sandbox.open(Limits(grace_s=20.0), snapshot=True)
     await session.execute("x = 1")
     running = asyncio.create_task(session.execute("open('begun', 'w').close()\nimport time; time.sleep(60)"))
-    workspace = session._workspace
-    assert workspace is not None
+    workspace = worker_of(session).workspace
     await until(lambda: any(file.path == "begun" for file in workspace.list()))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
@@ -277,8 +276,7 @@ async def test_an_answer_of_a_process_that_is_killed_at_the_same_time_costs_no_o
     session: SandboxSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = worker_of(session)
-    assert session._workspace is not None
-    workspace, kill = session._workspace, worker.processes.kill_running
+    workspace, kill = worker.workspace, worker.processes.kill_running
 
     def kill_after_answer() -> bool:
         workspace.put("go", b"")

@@ -97,10 +97,8 @@ class _Pipes:
             for descriptor in self._pipes:
                 self._agent.watch(descriptor, self._read)
 
-    def close(self, *, drain: bool = False) -> None:
-        """Stop reading and close the pipes, optionally after reading what they hold."""
-        if drain:
-            self.drain()
+    def close(self) -> None:
+        """Stop reading and close the pipes."""
         self._agent.pipes.pop(self._stream, None)
         for descriptor in list(self._pipes):
             self._drop(descriptor)
@@ -182,22 +180,23 @@ class _Command:
     ) -> None:
         self.process, self.stream, self.config = process, stream, config
         self._agent = agent
-        outputs = {}
-        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-            assert pipe is not None
-            outputs[os.dup(pipe.fileno())] = name
-            pipe.close()
+        outputs = {_detach(process.stdout): "stdout", _detach(process.stderr): "stderr"}
         self.pipes = _Pipes(agent, stream, outputs)
-        self.feed = None if process.stdin is None else _Feed(agent, os.dup(process.stdin.fileno()))
-        if process.stdin is not None:
-            process.stdin.close()
+        self.feed = None if process.stdin is None else _Feed(agent, _detach(process.stdin))
 
     def end(self, code: int) -> None:
-        self.pipes.close(drain=True)
+        self.pipes.drain()
+        self.pipes.close()
         if self.feed is not None:
             self.feed.close(at_once=True)
         status = f"signal: {signal.strsignal(-code)}".lower() if code < 0 else f"exit status {code}"
         self._agent.send({"stream": self.stream, "end": max(code, -1), "status": status})
+
+
+def _detach(pipe: Any) -> int:
+    """Return a descriptor of a file's own, and close the file."""
+    with pipe:
+        return os.dup(pipe.fileno())
 
 
 class _Life(NamedTuple):
@@ -248,11 +247,9 @@ class _Context:
             return 0
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._life.process, signal.SIGKILL)
-        return (
-            os.waitstatus_to_exitcode(os.waitpid(self._life.process, 0)[1])
-            if self._life.is_child
-            else -signal.SIGKILL
-        )
+        if not self._life.is_child:
+            return -signal.SIGKILL
+        return os.waitstatus_to_exitcode(os.waitpid(self._life.process, 0)[1])
 
     def reap(self) -> None:
         """Reap the process if it has ended."""
@@ -312,6 +309,7 @@ class _Context:
 
     def _begin(self, life: _Life | None = None) -> _Life:
         self._life = life = life or self._spawn()
+        life.control.setblocking(True)
         self.pipes = _Pipes(self._agent, self._name, {life.stdout: "stdout", life.stderr: "stderr"})
         self._agent.watch(life.control.fileno(), self._on_answer)
         return life
@@ -322,9 +320,8 @@ class _Context:
         try:
             process = os.fork()
         except OSError:
-            for pair in ((control.detach(), theirs.detach()), (stdout, to_stdout), (stderr, to_stderr)):
-                for each in pair:
-                    os.close(each)
+            for each in (control.detach(), theirs.detach(), stdout, to_stdout, stderr, to_stderr):
+                os.close(each)
             raise
         if process == 0:
             try:
@@ -342,15 +339,11 @@ class _Context:
 
     def _on_answer(self, _: int) -> None:
         assert self._life is not None
-        life, control = self._life, self._life.control
         try:
-            header, blob = receive(control.recv)
+            header, blob = receive(self._life.control.recv)
         except (OSError, EOFError, ValueError):
-            # The code has closed or corrupted the channel, so the interpreter cannot be used any more.
-            self._agent.unwatch(control.fileno())
-            self._signal(signal.SIGKILL)
-            if not life.is_child and self._life is life:
-                self.on_exit()
+            # It has ended, or the code has closed or corrupted the channel: it cannot be used any more.
+            self.restart()
             return
         self.pipes.drain()
         if "end" in header:

@@ -39,12 +39,12 @@ class ShownBundles:
 
     def text(self, text: str) -> str:
         """Return a text, truncated to what is left of the limit."""
-        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-        if size > self._left:
+        data = text.encode("utf-8", "replace")
+        if len(data) > self._left:
             self.truncated = True
-            text = text.encode("utf-8", "replace")[: self._left].decode("utf-8", "ignore")
-            size = self._left
-        self._left -= size
+            data = data[: self._left]
+            text = data.decode("utf-8", "ignore")
+        self._left -= len(data)
         return text
 
     def add(self, kind: str, data: dict[str, str]) -> None:
@@ -69,13 +69,9 @@ def _bundle(value: Any, text: str) -> dict[str, str]:
     if callable(make_bundle := getattr(kind, "_repr_mimebundle_", None)):
         representations = make_bundle(value)
         representations = representations[0] if isinstance(representations, tuple) else representations
-        data.update(
-            {
-                str(mime): _plain(content)
-                for mime, content in dict(representations or {}).items()
-                if content is not None
-            }
-        )
+        for mime, content in dict(representations or {}).items():
+            if content is not None:
+                data[str(mime)] = _plain(content)
         return data
     for mime, name in _METHODS:
         method: Callable[[Any], Any] | None = getattr(kind, name, None)

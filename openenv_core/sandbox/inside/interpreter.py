@@ -45,6 +45,11 @@ _FORMATS: Final = {
 }
 
 
+# Kept here, because code may replace them in their own modules.
+_dumps = json.dumps
+_loads = json.loads
+
+
 def read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
     """Read a number of bytes.
 
@@ -63,12 +68,13 @@ def read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
 def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
     """Read one frame and return its header and bytes; raises as `read_exactly` does."""
     head, size = FRAME.unpack(read_exactly(read, FRAME.size))
-    return json.loads(read_exactly(read, head)), read_exactly(read, size)
+    return _loads(read_exactly(read, head)), read_exactly(read, size)
 
 
 def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
-    """Return the bytes of a frame."""
-    head = json.dumps(header, separators=(",", ":")).encode("utf-8", "replace")
+    """Return the bytes of a frame. Lone surrogates, which file names may contain, arrive as they are."""
+    text = _dumps(header, ensure_ascii=False, separators=(",", ":"))
+    head = text.encode("utf-8", "surrogatepass")
     return FRAME.pack(len(head), len(blob)) + head + blob
 
 
@@ -181,10 +187,9 @@ class _Streamed(ShownBundles):
         super().add(kind, data)
         while self.bundles:
             kind, data = self.bundles.pop()
-            known = {_FORMATS[mime]: text for mime, text in data.items() if mime in _FORMATS}
-            extra = {mime: text for mime, text in data.items() if mime not in _FORMATS}
-            more = {"extra": extra} if extra else {}
-            self._send({"type": "result", "is_main_result": kind == "execute_result", **known, **more})
+            line: dict[str, Any] = {"type": "result", "is_main_result": kind == "execute_result"}
+            line.update((_FORMATS[mime], data.pop(mime)) for mime in _FORMATS if mime in data)
+            self._send({**line, "extra": data} if data else line)
 
 
 def interpret(control: socket.socket, furnish: Furnish) -> None:
@@ -228,16 +233,8 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
         except BaseException as error:
             interrupts.end()  # for an interrupt that came after the cell, before the line above
             if not isinstance(error, SystemExit) or error.code:
-                description = describe(error)
-                text = "".join(description["traceback"])
-                send(
-                    {
-                        "type": "error",
-                        "name": description["ename"],
-                        "value": description["evalue"],
-                        "traceback": text,
-                    }
-                )
+                name, value, traceback = describe(error).values()
+                send({"type": "error", "name": name, "value": value, "traceback": "".join(traceback)})
         if os.getpid() != pid:
             os._exit(0)  # the code has forked, and this process is not the interpreter
         for name in header["envs"]:

@@ -35,21 +35,14 @@ class RequestRunner:
 
     def serve_request(self) -> None:
         """Serve one request; exit if the supervisor is gone."""
-        descriptors: list[int] = []
         try:
-            request = frames.receive_request(self.control, descriptors)
+            request, descriptors = frames.receive_request(self.control)
         except (EOFError, OSError):
             os._exit(0)
         if request["op"] == "serve":
-            agent = Agent(
-                descriptors[0],
-                descriptors[0],
-                os.getcwd(),
-                sessions=False,
-                host=self.control,
-                furnish=furnish,
-            )
-            agent.serve()
+            (channel,) = descriptors
+            home, host = os.getcwd(), self.control
+            Agent(channel, channel, home, sessions=False, host=host, furnish=furnish).serve()
         self.execute(request, descriptors)
 
     def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
@@ -58,7 +51,7 @@ class RequestRunner:
 
     def answer(self, request: dict[str, Any]) -> bytes:
         """Execute one request, and return its answer's bytes."""
-        answer = _empty_answer(request)
+        answer = {"id": request["id"], "status": "ok", "exit_code": 0}
         texts: list[str] = []
         bundles = ShownBundles(self._outputs_bytes)
         try:
@@ -72,10 +65,10 @@ class RequestRunner:
             self.interrupts.end()
             answer.update(status="error", exit_code=1, error=describe(error))
         answer["text"] = bool(texts)
-        for kind, data in bundles.bundles:
-            answer["outputs"].append([kind, list(data)])
+        for _, data in bundles.bundles:
             texts += data.values()
         answer.update(
+            outputs=[[kind, list(data)] for kind, data in bundles.bundles],
             truncated=bundles.truncated,
             count=self.cells.count,
             max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -95,41 +88,24 @@ class RequestRunner:
             if (code := error.code) is not None and code != 0:
                 number = code if type(code) is int else 1
                 answer.update(status="error", exit_code=number & 0xFF or 1, error=describe(error))
-        except MemoryError as error:
-            answer.update(status="memory", exit_code=1, error=describe(error))
         except BaseException as error:
-            answer.update(status="error", exit_code=1, error=describe(error))
+            status = "memory" if isinstance(error, MemoryError) else "error"
+            answer.update(status=status, exit_code=1, error=describe(error))
         self.flush()
 
     def _reset_streams(self, stdin: str | None) -> None:
         # Code may have closed them, or replaced them by objects that are closed by now.
-        if getattr(sys.stdout, "closed", True):
-            sys.stdout = _writer(1)
-        if getattr(sys.stderr, "closed", True):
-            sys.stderr = _writer(2)
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            if getattr(getattr(sys, name, None), "closed", True):
+                setattr(sys, name, _writer(descriptor))
         stdin_buffer = io.BytesIO((stdin or "").encode("utf-8", "replace"))
         sys.stdin = io.TextIOWrapper(stdin_buffer, encoding="utf-8")
 
     def flush(self) -> None:
         """Flush stdout and stderr."""
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(BaseException):  # code may have replaced the stream
                 stream.flush()
-            except BaseException:  # code may have replaced the stream
-                continue
-
-
-def _empty_answer(request: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": request["id"],
-        "status": "ok",
-        "exit_code": 0,
-        "text": False,
-        "outputs": [],
-        "truncated": False,
-        "count": 0,
-        "max_rss": 0,
-    }
 
 
 def _writer(descriptor: int) -> io.TextIOWrapper:
@@ -140,9 +116,10 @@ CONTROL: Final = 3
 """The descriptor of the control socket; everything above it is closed."""
 
 
-def arrange(control: int, stdout: int, stderr: int) -> None:
-    """Move descriptors to the numbers that the interpreter expects."""
+def arrange(control: int, stdout: int, stderr: int) -> socket.socket:
+    """Move descriptors to the numbers that the interpreter expects; return the control socket."""
     move_descriptors([stdout, stderr, control], first=1)
+    return socket.socket(fileno=CONTROL)
 
 
 def furnish(workdir: str) -> None:
@@ -166,9 +143,8 @@ class BranchingRunner(RequestRunner):
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
         super().__init__(control, outputs_bytes)
         self._branches: list[int] = []
-        self._done: int | None = (
-            None  # while a request runs here: the pipe to the process with the state before it
-        )
+        # While a request runs here: the pipe to the process with the state before it.
+        self._done: int | None = None
         os.register_at_fork(after_in_child=self._close_done)
 
     def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
@@ -201,10 +177,9 @@ class BranchingRunner(RequestRunner):
         os.close(done)
         if was_handed_over:
             os._exit(0)
-        _, status = os.waitpid(process, 0)
-        ended = os.waitstatus_to_exitcode(status)
+        ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         exit_code = 128 - ended if ended < 0 else ended
-        rolled_back = _empty_answer(request) | {"status": "rolled_back", "exit_code": exit_code}
+        rolled_back = {"id": request["id"], "status": "rolled_back", "exit_code": exit_code}
         self.control.sendall(frames.pack_answer(rolled_back, []))
 
     def _close_done(self) -> None:
@@ -231,8 +206,7 @@ class BranchingRunner(RequestRunner):
                 self._branches = []
                 random.setstate(randomness)
                 self.control.detach()
-                arrange(*own)
-                self.control = socket.socket(fileno=CONTROL)
+                self.control = arrange(*own)
                 furnish(folder)
                 sys.stdin = None
                 self.control.send(frames.READY_NOTICE)
@@ -240,7 +214,7 @@ class BranchingRunner(RequestRunner):
             self._branches.append(process)
         for descriptor in descriptors:
             os.close(descriptor)
-        self.control.sendall(frames.pack_answer(_empty_answer(request), []))
+        self.control.sendall(frames.pack_answer({"id": request["id"], "status": "ok", "exit_code": 0}, []))
 
 
 def _runs(process: int) -> bool:

@@ -8,6 +8,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -90,7 +91,7 @@ class Prepared:
     spec: ZygoteSpec
     proc: int | None = None
     readable: list[int] = field(default_factory=list)
-    rules: dict[bool, tuple[bytes, ...]] = field(default_factory=dict)
+    rules: dict[bool, list[bytes]] = field(default_factory=dict)
     ids: tuple[int, int] = (0, 0)
     tasks: int = 0
     forks: int = 0
@@ -161,10 +162,8 @@ def _fork_init() -> None:
 
 def _move_descriptor(descriptor: int) -> int:
     # A fork uses the low numbers for its streams.
-    try:
+    with libc.closing(descriptor):
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
-    finally:
-        os.close(descriptor)
 
 
 def become_init(
@@ -177,8 +176,7 @@ def become_init(
     first of `doors`.
     """
     pacer = doors[0] if spec.paced else None
-    if joins := list(doors[spec.paced :]):
-        cgroups.join(joins)
+    cgroups.join(list(doors[spec.paced :]))
     os.write(control, ROOT_NOTICE)
     interpreter = os.fork()
     if interpreter:
@@ -205,8 +203,7 @@ def become_interpreter(
     """
     parent = os.getppid()
     os.setsid()
-    arrange(control, stdout, stderr)
-    connection = socket.socket(fileno=CONTROL)
+    connection = arrange(control, stdout, stderr)
     connection.setblocking(True)
     if prepared.has_init:
         _settle(spec, prepared, connection)
@@ -318,21 +315,18 @@ def _settle(spec: ForkSpec, prepared: Prepared, connection: socket.socket) -> No
     namespaces.settle_session(privileged, uid, gid, limits["disk_bytes"], limits["files"], proc=proc)
     if privileged:
         identity.drop_to(uid, gid)
-    workspace = os.open(namespaces.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)
-    socket.send_fds(connection, [WORKSPACE_NOTICE], [workspace])
-    os.close(workspace)
+    with libc.closing(os.open(namespaces.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)) as workspace:
+        socket.send_fds(connection, [WORKSPACE_NOTICE], [workspace])
 
 
 def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: bool) -> None:
     limits = spec.limits
-    processes = limits["processes"]
     apply_rlimits(
-        memory_bytes=limits["memory_bytes"],
-        file_bytes=limits["file_bytes"],
-        open_files=limits["open_files"],
-        processes=processes,
+        **{name: limits[name] for name in ("memory_bytes", "file_bytes", "open_files", "processes")},
         # Tasks that the user's other processes have, or may come to have.
-        existing_tasks=prepared.tasks + _SPARE_TASKS + prepared.forks * processes if shares_user else 0,
+        existing_tasks=prepared.tasks + _SPARE_TASKS + prepared.forks * limits["processes"]
+        if shares_user
+        else 0,
         base=prepared.base,
     )
     libc.set_dumpable(False)
@@ -348,13 +342,13 @@ def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: b
 def tolerate_copy_errors() -> None:
     """Make `shutil` ignore modes and times that may not be set, rather than fail after copying the content."""
     for name in ("copymode", "copystat"):
-        _wrap_copy(name, getattr(shutil, name))
+        setattr(shutil, name, _tolerant(getattr(shutil, name)))
 
 
-def _wrap_copy(name: str, copy: Any) -> None:
+def _tolerant(copy: Any) -> Any:
+    @wraps(copy)
     def tolerant(*args: Any, **kwargs: Any) -> None:
         with suppress(PermissionError):
             copy(*args, **kwargs)
 
-    tolerant.__name__, tolerant.__doc__ = name, copy.__doc__
-    setattr(shutil, name, tolerant)
+    return tolerant

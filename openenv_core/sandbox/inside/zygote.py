@@ -1,6 +1,5 @@
 """The zygote: imports modules once, prepares the confinement, and forks interpreters on request."""
 
-import array
 import contextlib
 import gc
 import importlib
@@ -15,10 +14,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from itertools import product
-from types import ModuleType
 from typing import Any, Final
 
 from openenv_core.sandbox.inside import frames
+from openenv_core.sandbox.inside.interpreter import pack
 from openenv_core.sandbox.inside.runner import RequestRunner
 from openenv_core.sandbox.inside.walls import (
     BY_SIGNAL,
@@ -49,8 +48,6 @@ _WARM_UP_ROUNDS: Final = 24
 
 _SCRATCH_BYTES: Final = 256 << 20
 
-_hidden_modules: list[ModuleType] = []
-
 
 def warm_up(isolation: str) -> None:
     """Run a few cells, and assemble the system-call filters if interpreters will have one."""
@@ -62,8 +59,8 @@ def warm_up(isolation: str) -> None:
         for number in range(_WARM_UP_ROUNDS):
             for code in _WARM_UP_CELLS:
                 message = {"id": number, "op": "execute", "code": code, "stdin": None}
-                ours.sendall(frames.pack_request(json.loads(json.dumps(message))))
-                theirs.sendall(runner.answer(frames.receive_request(theirs)))
+                ours.sendall(pack(message))
+                theirs.sendall(runner.answer(frames.receive_request(theirs)[0]))
                 ours.recv(io.DEFAULT_BUFFER_SIZE)
     sys.stdin, sys.stdout, sys.stderr = streams
     linecache.clearcache()
@@ -115,7 +112,7 @@ def main(descriptor: int) -> None:
         warm_up(spec.isolation)
     # Code must not be able to import this project's modules. They are kept alive, because they are still in use.
     ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
-    _hidden_modules.extend(sys.modules.pop(name) for name in ours)
+    _kept_alive = [sys.modules.pop(name) for name in ours]
     prepared.settle()
     # Garbage collection would write to every object's header, and so copy pages shared with the interpreters.
     gc.collect()
@@ -152,14 +149,11 @@ def _restrict_imports(shown: list[str]) -> None:
     """Restrict imports to paths that code may read, excluding wherever this project is checked out."""
     below = tuple(os.path.realpath(path) + os.sep for path in shown)
     sys.path[:] = [path for path in sys.path if (os.path.realpath(path) + os.sep).startswith(below)]
+    # Python's own finders are classes of these modules; those of editable installations are not.
     sys.meta_path[:] = [
-        finder for finder in sys.meta_path if _class_of(finder).__module__.startswith("_frozen_importlib")
+        each for each in sys.meta_path if getattr(each, "__module__", "").startswith("_frozen_importlib")
     ]
     sys.path_importer_cache.clear()
-
-
-def _class_of(finder: Any) -> type:
-    return finder if isinstance(finder, type) else type(finder)
 
 
 def _send(channel: socket.socket, message: dict[str, Any]) -> None:
@@ -173,8 +167,7 @@ class Forks:
     def __init__(self, channel: socket.socket, prepared: Prepared) -> None:
         self._channel = channel
         self._prepared = prepared
-        self._numbers: dict[int, int] = {}
-        self._firsts: set[int] = set()
+        self._sessions: dict[int, tuple[int, ForkSpec]] = {}  # by their first process
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
@@ -196,23 +189,19 @@ class Forks:
                     return
 
     def _serve_one(self) -> bool:
-        data, ancillary, _, _ = self._channel.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_DESCRIPTORS * 4))
+        data, descriptors, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, _DESCRIPTORS)
         if not data:
             return False
-        descriptors = array.array("i")
-        for _, _, rights in ancillary:
-            descriptors.frombytes(rights)
         message = json.loads(data)
         number, spec = message["fork"], ForkSpec(**message["spec"])
         prepared = self._prepared
-        prepared.forks = len(self._numbers)
+        prepared.forks = len(self._sessions)
         try:
-            process = _fork(prepared)
+            privileged = prepared.spec.privileged
+            process = namespaces.fork_session(privileged=privileged) if prepared.has_init else os.fork()
             if process == 0:
-                self._become_interpreter(spec, list(descriptors))
-            self._numbers[process] = number
-            if prepared.has_init or spec.snapshot:
-                self._firsts.add(process)
+                self._become_interpreter(spec, descriptors)
+            self._sessions[process] = number, spec
         except OSError:
             _send(self._channel, {"exit": number, "code": 1, "signal": None})
         for descriptor in descriptors:
@@ -233,9 +222,9 @@ class Forks:
             os._exit(1)
 
     def _kill_all(self) -> None:
-        for process in self._numbers:
+        for process, (_, spec) in self._sessions.items():
             # Without an init process, the first one of a session with snapshots ends the others.
-            ends_others = process in self._firsts and not self._prepared.has_init
+            ends_others = spec.snapshot and not self._prepared.has_init
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     kill(process, signal.SIGTERM if ends_others else signal.SIGKILL)
@@ -249,17 +238,11 @@ class Forks:
             if process == 0:
                 return
             ended = os.waitstatus_to_exitcode(status)
-            number = self._numbers.pop(process, None)
-            if number is None:
+            if process not in self._sessions:
                 continue  # an orphan, reparented to the zygote
+            number, spec = self._sessions.pop(process)
             code, by = (0, -ended) if ended < 0 else (ended, None)
-            if process in self._firsts and BY_SIGNAL < code < BY_SIGNAL + signal.NSIG:
+            reports_signals = self._prepared.has_init or spec.snapshot
+            if reports_signals and BY_SIGNAL < code < BY_SIGNAL + signal.NSIG:
                 code, by = 0, code - BY_SIGNAL
-            self._firsts.discard(process)
             _send(self._channel, {"exit": number, "code": code, "signal": by})
-
-
-def _fork(prepared: Prepared) -> int:
-    if prepared.has_init:
-        return namespaces.fork_session(privileged=prepared.spec.privileged)
-    return os.fork()

@@ -81,15 +81,10 @@ class Cgroup:
 
     def remove(self) -> bool:
         """Remove the group; return False while it contains a process, even a zombie."""
-        removed = True
         for directory in self._each:
-            try:
+            with suppress(OSError):
                 directory.rmdir()
-            except FileNotFoundError:
-                continue
-            except OSError:
-                removed = False
-        return removed
+        return not any(directory.exists() for directory in self._each)
 
 
 @dataclass(frozen=True)
@@ -105,12 +100,11 @@ class CgroupMaker:
         group = Cgroup(
             {controller: parent / full for controller, parent in self.parents.items()}, self.version
         )
-        created: list[Path] = []
-        try:
+        memory, pids = group.directories["memory"], group.directories["pids"]
+        with ExitStack() as undo:
             for directory in group._each:
                 directory.mkdir()
-                created.append(directory)
-            memory, pids = group.directories["memory"], group.directories["pids"]
+                undo.callback(directory.rmdir)
             if self.version == 2:
                 write_file(memory / "memory.max", str(memory_bytes))
                 with suppress(FileNotFoundError):  # no swap in this kernel
@@ -120,11 +114,7 @@ class CgroupMaker:
                 with suppress(OSError):  # without swap accounting there is no such limit
                     write_file(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
             write_file(pids / "pids.max", str(processes))
-        except OSError:
-            for directory in created:
-                with suppress(OSError):
-                    directory.rmdir()
-            raise
+            undo.pop_all()
         return group
 
     def sweep(self) -> None:
@@ -156,17 +146,11 @@ def find() -> CgroupMaker | None:
     with suppress(OSError, ValueError):
         mounted, own = _read_mounts(), _read_own_groups()
         for maker in (_version_2(mounted, own), _version_1(mounted, own)):
-            if maker is not None and _works(maker):
-                maker.sweep()
-                return maker
+            with suppress(OSError):
+                if maker is not None and maker.make("probe", 1 << 30, 16).remove():
+                    maker.sweep()
+                    return maker
     return None
-
-
-def _works(maker: CgroupMaker) -> bool:
-    try:
-        return maker.make("probe", 1 << 30, 16).remove()
-    except OSError:
-        return False
 
 
 def _version_2(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> CgroupMaker | None:
@@ -230,8 +214,6 @@ def _read_own_groups() -> dict[str, str]:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

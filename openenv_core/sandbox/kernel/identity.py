@@ -66,11 +66,8 @@ def drop_bounding() -> bool:
     An ordinary user may not; no_new_privs makes the remaining set harmless.
     """
     if _has_capability(_CAP_SETPCAP):
-        capabilities = list(_bounding())
-        for number in capabilities:
+        for number in _bounding():
             libc.prctl(_PR_CAPBSET_DROP, number, step=f"dropping capability {number}")
-        if not capabilities:
-            return True
     return next(_bounding(), None) is None
 
 

@@ -1,6 +1,5 @@
 """Landlock: restricts the files that a process can access, whatever their owners and modes allow."""
 
-import ctypes
 import errno
 import os
 import stat
@@ -53,24 +52,15 @@ def handled_rights(version: int) -> int:
     return rights
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
 def _ruleset(version: int) -> int:
-    attributes = _Ruleset(
-        handled_rights(version),
-        _BIND_AND_CONNECT if version >= 4 else 0,
-        _ABSTRACT_UNIX_AND_SIGNAL if version >= 6 else 0,
-    )
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    return libc.call(
-        "landlock_create_ruleset", ctypes.byref(attributes), size, 0, step="creating a Landlock ruleset"
-    )
+    # struct landlock_ruleset_attr, which has grown: handled_access_fs, handled_access_net, scoped
+    attributes = struct.pack("=Q", handled_rights(version))
+    if version >= 4:
+        attributes += struct.pack("=Q", _BIND_AND_CONNECT)
+    if version >= 6:
+        attributes += struct.pack("=Q", _ABSTRACT_UNIX_AND_SIGNAL)
+    step = "creating a Landlock ruleset"
+    return libc.call("landlock_create_ruleset", attributes, len(attributes), 0, step=step)
 
 
 def open_path(path: str) -> int:
@@ -89,7 +79,7 @@ def _rule(descriptor: int, rights: int) -> bytes:
 
 def prepare_rules(
     readable: Iterable[int], listable: Iterable[int] = (), *, execute: bool = False
-) -> tuple[bytes, ...]:
+) -> list[bytes]:
     """Return rules for reading beneath descriptors, which have to stay open.
 
     Prepared once for all sessions: three hundred rules then cost 0.3 ms per session rather than 1.5 ms.
@@ -100,10 +90,8 @@ def prepare_rules(
         execute: Whether programs in `readable` may be executed; mapping libraries needs no right.
     """
     rights = _READ_FILE | _READ_DIR | (_EXECUTE if execute else 0)
-    return (
-        *(_rule(descriptor, rights) for descriptor in readable),
-        *(_rule(descriptor, _READ_DIR) for descriptor in listable),
-    )
+    rules = [_rule(descriptor, rights) for descriptor in readable]
+    return rules + [_rule(descriptor, _READ_DIR) for descriptor in listable]
 
 
 def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: bool = False) -> int:
@@ -124,20 +112,14 @@ def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: boo
     write = handled_rights(version) & ~(_MAKE_SPECIAL | _IOCTL_DEV)
     if not execute:
         write &= ~_EXECUTE
-    ruleset = _ruleset(version)
-    try:
+    with libc.closing(_ruleset(version)) as ruleset:
         _add(ruleset, readable, "what sessions have in common")
         for path in writable:
-            descriptor = open_path(path)
-            try:
+            with libc.closing(open_path(path)) as descriptor:
                 _add(ruleset, [_rule(descriptor, write)], path)
-            finally:
-                os.close(descriptor)
         libc.no_new_privileges()
         quiet = _QUIET if version >= 7 else 0
         libc.call("landlock_restrict_self", ruleset, quiet, step="restricting by Landlock")
-    finally:
-        os.close(ruleset)
     return version
 
 

@@ -4,7 +4,8 @@ import ctypes
 import os
 import signal
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,26 +31,27 @@ def _syscall() -> Any:
     return function
 
 
-def call_number(number: int, *arguments: Any, step: str | None = None) -> int:
-    """Make a system call by number.
+def call(name: str, *arguments: Any, step: str | None = None) -> int:
+    """Make a system call by name.
 
     Args:
-        number: The call's number on this architecture.
-        arguments: Integers, bytes (passed as a NUL-terminated string), None (a null pointer) or ctypes objects.
-        step: A description for the error; the number by default.
+        name: The call's name.
+        arguments: Integers, strings and bytes (passed as NUL-terminated strings), None (a null pointer) or ctypes
+            objects.
+        step: A description for the error; the name by default.
     """
-    # syscall() is variadic: an int would be passed as 32 bits, with undefined upper bits.
-    passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    result = int(_syscall()(ctypes.c_long(number), *passed))
+    result = int(_syscall()(ctypes.c_long(current().numbers[name]), *map(_to_argument, arguments)))
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{step or f'system call {number}'}: {os.strerror(code)}")
+        raise OSError(code, f"{step or name}: {os.strerror(code)}")
     return result
 
 
-def call(name: str, *arguments: Any, step: str | None = None) -> int:
-    """Make a system call by name; see `call_number`."""
-    return call_number(current().numbers[name], *arguments, step=step or name)
+def _to_argument(value: Any) -> Any:
+    # syscall() is variadic: an int would be passed as 32 bits, with undefined upper bits.
+    if isinstance(value, int):
+        return ctypes.c_long(value)
+    return os.fsencode(value) if isinstance(value, str) else value
 
 
 def call_each(name: str, first: int, second: int, values: Iterable[bytes], *, step: str) -> None:
@@ -115,13 +117,19 @@ def close_from(lowest: int) -> None:
     call("close_range", lowest, 0xFFFF_FFFF, 0, step=f"closing descriptors from {lowest}")
 
 
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor after the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_file(path: str | Path, content: str, *, dir_fd: int | None = None) -> None:
     """Write to a kernel file in one call; an error names the content and the file."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-        try:
+        with closing(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as descriptor:
             os.write(descriptor, content.encode())
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise OSError(error.errno, f"writing {content!r} to {path}: {error.strerror}") from None

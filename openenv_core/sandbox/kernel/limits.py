@@ -7,6 +7,8 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import libc
+
 # glibc's mallopt parameter. Each further arena reserves 64 MiB of address space for a thread.
 _M_ARENA_MAX = -8
 
@@ -29,11 +31,8 @@ def footprint(proc: int | None = None) -> Footprint:
         proc: A descriptor of a /proc that shows this process, if /proc itself is not available.
     """
     path = "/proc/self/statm" if proc is None else "self/statm"
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    try:
+    with libc.closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)) as descriptor:
         pages = [int(field) for field in os.read(descriptor, 256).split()]
-    finally:
-        os.close(descriptor)
     return Footprint(pages[0] * resource.getpagesize(), pages[5] * resource.getpagesize())
 
 

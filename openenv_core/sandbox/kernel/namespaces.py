@@ -1,6 +1,5 @@
 """Namespaces: entering them, and the mounts that build a session's view of the file system."""
 
-import ctypes
 import errno
 import os
 import signal
@@ -48,29 +47,15 @@ _SCAFFOLDS = ("/tmp", "/mnt", "/dev", "/usr")
 _MAX_LINKS = 40
 
 
-def _mount(
-    source: str | None, target: str, kind: str | None, flags: int, data: str | None, step: str
-) -> None:
-    libc.call(
-        "mount",
-        None if source is None else os.fsencode(source),
-        os.fsencode(target),
-        None if kind is None else kind.encode(),
-        flags,
-        None if data is None else data.encode(),
-        step=step,
-    )
-
-
 def _make_private() -> None:
     """Stop mount propagation in both directions."""
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None, "making / private")
+    libc.call("mount", None, "/", None, _MS_REC | _MS_PRIVATE, None, step="making / private")
 
 
 def tmpfs(target: str, flags: int, **options: int | str) -> None:
     """Mount an empty tmpfs."""
     data = ",".join(f"{name}={value}" for name, value in options.items())
-    _mount("tmpfs", target, "tmpfs", flags, data, f"mounting a tmpfs on {target} ({data})")
+    libc.call("mount", "tmpfs", target, "tmpfs", flags, data, step=f"mounting a tmpfs on {target} ({data})")
 
 
 def _bind(source: str, target: str, flags: int) -> None:
@@ -79,28 +64,22 @@ def _bind(source: str, target: str, flags: int) -> None:
     The flags are added to those of each mount: a mount from a more privileged namespace has locked flags, which a
     remount would have to repeat one by one.
     """
-    _mount(source, target, None, _MS_BIND | _MS_REC, None, f"binding {source}")
+    libc.call("mount", source, target, None, _MS_BIND | _MS_REC, None, step=f"binding {source}")
     _set_flags(target, flags, recursive=True)
 
 
 def _set_flags(target: str, flags: int, *, recursive: bool = False) -> None:
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. These four flags have the same values as in
     # mount(2).
-    attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", flags, 0, 0, 0), 32)
-    libc.call(
-        "mount_setattr",
-        _AT_FDCWD,
-        os.fsencode(target),
-        _AT_RECURSIVE if recursive else 0,
-        attributes,
-        32,
-        step=f"setting flags {flags:#x} on the mount of {target}",
-    )
+    attributes = struct.pack("=QQQQ", flags, 0, 0, 0)
+    depth = _AT_RECURSIVE if recursive else 0
+    step = f"setting flags {flags:#x} on the mount of {target}"
+    libc.call("mount_setattr", _AT_FDCWD, target, depth, attributes, 32, step=step)
 
 
 def detach(target: str) -> None:
     """Detach a mount and all mounts below it."""
-    libc.call("umount2", os.fsencode(target), _MNT_DETACH, step=f"detaching {target}")
+    libc.call("umount2", target, _MNT_DETACH, step=f"detaching {target}")
 
 
 def _make_mount_point(path: str, mode: int) -> None:
@@ -144,8 +123,7 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
             raise OSError(errno.ENOENT, f"building a root: expected one of {', '.join(_SCAFFOLDS)} to exist")
         tmpfs(base, _QUIET, mode="0755", size="1m")
         os.mkdir(base + _OLD, 0o700)
-        old = os.fsencode(base + _OLD)
-        libc.call("pivot_root", os.fsencode(base), old, step=f"pivoting into {base}")
+        libc.call("pivot_root", base, base + _OLD, step=f"pivoting into {base}")
         os.chdir("/")
         tree = _Tree()
         # Parents first: a path below one that is shown needs no bind.
@@ -174,7 +152,8 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
 def _mount_own_proc() -> None:
     # Processes that the caller may not trace are hidden, such as a session's init. Since Linux 5.8.
     options = "subset=pid,hidepid=ptraceable"
-    _mount("proc", OWN_PROC, "proc", _SHUT | NO_EXECUTION, options, f"mounting a procfs on {OWN_PROC}")
+    flags, step = _SHUT | NO_EXECUTION, f"mounting a procfs on {OWN_PROC}"
+    libc.call("mount", "proc", OWN_PROC, "proc", flags, options, step=step)
 
 
 def _mount_outer_proc() -> bool:
@@ -287,13 +266,10 @@ def enter_outer(*, privileged: bool) -> None:
     if privileged:
         libc.call("unshare", _ALL_BUT_USERS, step="unshare of mounts, pids, network, ipc, uts")
     else:
-        proc = open_proc()
-        try:
+        with libc.closing(open_proc()) as proc:
             uid, gid = os.getuid(), os.getgid()
             libc.call("unshare", _NEW_USERS | _ALL_BUT_USERS, step="unshare with a user namespace")
             _map_ids(proc, uid, gid)
-        finally:
-            os.close(proc)
     _make_private()
 
 

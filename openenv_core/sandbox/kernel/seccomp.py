@@ -270,14 +270,14 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     fork = (only(0, _FORK | _SIGNAL_BITS, wide=True), one_of(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
     yield "clone", SeccompRule((thread, fork)) if forks else when(*thread)
     if forks:
-        yield from ((name, ALLOW) for name in ("fork", "vfork"))
+        yield from (("fork", ALLOW), ("vfork", ALLOW))
     if policy.allow_subprocess:
         yield "execve", ALLOW
 
     if policy.groups:
-        yield from ((name, ALLOW) for name in ("setpgid", "setsid"))
+        yield from (("setpgid", ALLOW), ("setsid", ALLOW))
     if policy.pid is None:
-        yield from ((name, ALLOW) for name in ("tkill", "tgkill"))
+        yield from (("tkill", ALLOW), ("tgkill", ALLOW))
         shares_group = policy.allow_subprocess and not policy.groups
         yield "kill", when(none_of(0, 0)) if shares_group else ALLOW
     else:
@@ -353,18 +353,15 @@ def _assembled(policy: SeccompPolicy, architecture: SyscallTable | None) -> byte
     return program(architecture.audit, architecture.foreign_from, tree)
 
 
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-
 def install(filter_code: bytes) -> None:
     """Install a filter permanently on every thread of this process, after setting no_new_privs."""
     libc.no_new_privileges()
     buffer = ctypes.create_string_buffer(filter_code, len(filter_code))
-    fprog = _Program(len(filter_code) // _INSTRUCTION_BYTES, ctypes.addressof(buffer))
+    # struct sock_fprog: length in instructions, filter
+    fprog = struct.pack("@HP", len(filter_code) // _INSTRUCTION_BYTES, ctypes.addressof(buffer))
     # SPEC_ALLOW: without it, kernels before 5.16 slow down every filtered process, even pure Python loops.
     flags = _TSYNC | _SPEC_ALLOW
-    stray = libc.call("seccomp", _SET_MODE_FILTER, flags, ctypes.byref(fprog), step="seccomp filter")
+    stray = libc.call("seccomp", _SET_MODE_FILTER, flags, fprog, step="seccomp filter")
     if stray:
         raise OSError(
             errno.EBUSY, f"seccomp filter: thread {stray} has another filter and cannot take this one"
