@@ -200,8 +200,6 @@ def provider_of(
     *,
     env_vars: Mapping[str, str] | None = None,
     start_timeout_s: float = 60.0,
-    docker_options: Mapping[str, Any] | None = None,
-    serve_options: tuple[str, ...] = (),
 ) -> Any:
     """Return a provider for a target, not started yet."""
     if target.kind is TargetKind.URL:
@@ -209,19 +207,16 @@ def provider_of(
     if target.kind is TargetKind.IMAGE:
         from openenv_core.providers.docker import LocalDockerProvider
 
-        options: dict[str, Any] = {"start_timeout_s": start_timeout_s, **(docker_options or {})}
-        if "options" not in options:
-            options.setdefault("port", exposed_port(target.text))
-        if env_vars:
-            options["env_vars"] = {**options.get("env_vars", {}), **env_vars}
-        return LocalDockerProvider(target.text, **options)
-    from openenv_core.providers.process import SERVE_COMMAND, LocalProcessProvider
+        return LocalDockerProvider(
+            target.text,
+            port=exposed_port(target.text),
+            env_vars=env_vars or {},
+            start_timeout_s=start_timeout_s,
+        )
+    from openenv_core.providers.process import LocalProcessProvider
 
     return LocalProcessProvider(
-        target.text,
-        env_vars={**WITHOUT_TOKENS, **(env_vars or {})},
-        start_timeout_s=start_timeout_s,
-        command=(*SERVE_COMMAND, *serve_options),
+        target.text, env_vars={**WITHOUT_TOKENS, **(env_vars or {})}, start_timeout_s=start_timeout_s
     )
 
 

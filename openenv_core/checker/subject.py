@@ -262,45 +262,22 @@ class Subject:
                     raise
             return self._shared
 
-    def _new_server(
-        self,
-        env_vars: Mapping[str, str] | None = None,
-        docker_options: Mapping[str, Any] | None = None,
-        serve_options: Mapping[str, Any] | None = None,
-    ) -> SubjectServer:
-        options = [
-            word
-            for name, value in (serve_options or {}).items()
-            for word in (f"--{name.replace('_', '-')}", str(value))
-        ]
+    def _new_server(self, env_vars: Mapping[str, str] | None = None) -> SubjectServer:
         if self._closed:
             raise NotApplicableError("the checker is shutting down")
         server: SubjectServer = provider_of(
-            self.target,
-            env_vars=env_vars,
-            start_timeout_s=self.limits.start_timeout_s,
-            docker_options=docker_options,
-            serve_options=tuple(options),
+            self.target, env_vars=env_vars, start_timeout_s=self.limits.start_timeout_s
         )
         with self._lock:
             self._servers.append(server)
         return server
 
     @contextmanager
-    def server(
-        self,
-        *,
-        env_vars: Mapping[str, str] | None = None,
-        docker_options: Mapping[str, Any] | None = None,
-        **serve_options: Any,
-    ) -> Iterator[SubjectServer]:
+    def server(self, env_vars: Mapping[str, str] | None = None) -> Iterator[SubjectServer]:
         """Start a separate server for the block, and yield its provider.
 
         Args:
             env_vars: Environment variables of the server.
-            docker_options: Fields of `ContainerOptions`, if the target is an image.
-            serve_options: Options of `ropewalk serve` with underscores: `max_sessions=4` is `--max-sessions 4`.
-                They do not apply to images, which have their own command.
 
         Raises:
             NotApplicableError: The target is a URL, whose server cannot be started from here.
@@ -308,7 +285,7 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             raise NotApplicableError("the checker cannot start, kill or measure a server at a URL")
-        server = self._new_server(env_vars, docker_options, serve_options)
+        server = self._new_server(env_vars)
         try:
             start_server(server)
             yield server
@@ -318,12 +295,12 @@ class Subject:
                 self._servers.remove(server)
 
     @contextmanager
-    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, SubjectServer | None]]:
+    def server_or_url(self) -> Iterator[tuple[str, SubjectServer | None]]:
         """Start a separate server and yield its URL and provider; if the target is a URL, yield that and None."""
         if self.kind is TargetKind.URL:
             yield self.url, None
             return
-        with self.server(**serve_options) as server:
+        with self.server() as server:
             assert server.url is not None
             yield server.url, server
 
