@@ -1,15 +1,15 @@
 """Runs checks in worker processes, one after the other, and survives crashes and hangs."""
 
-import json
 import os
-import select
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any, Final
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import IO, Final
 
 from pydantic import BaseModel
 
@@ -44,7 +44,6 @@ class Job(BaseModel):
     limits: CheckLimits
     token: str | None
     checks: list[str]
-    temporary: str
 
 
 def run_isolated(
@@ -76,42 +75,30 @@ def run_isolated(
 
 
 class _Worker:
-    def __init__(self, process: "subprocess.Popen[bytes]", events: int, log: IO[bytes]) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", messages: Connection, log: IO[bytes]) -> None:
         self._process = process
-        self._events = events
+        self._messages = messages
         self._log = log
-        self._unread = b""
         self.ended = False
 
     def result(self, check: Check) -> Result:
         """Wait for the result of the next check; if the worker ends or hangs, return a failure that describes it."""
         started = time.monotonic()
-        deadline = started + START_TIMEOUT_S
-        while (event := self._next_event(deadline)) is not None:
-            if "begin" not in event:
-                return Result.model_validate(event)
-            deadline = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
+        try:
+            begins = self._messages.poll(START_TIMEOUT_S) and self._messages.recv_bytes()
+            if begins and self._messages.poll(check.deadline_s + DEADLINE_MARGIN_S):
+                return Result.model_validate_json(self._messages.recv_bytes())
+            timed_out = True
+        except (EOFError, OSError):  # it has ended, perhaps within a message
+            timed_out = False
         self.ended = True
-        message = self._describe_end(time.monotonic() > deadline)
+        message = self._describe_end(timed_out)
         return result_of(check, Status.FAILED, message, _CHANGE, time.monotonic() - started)
 
     def finish(self) -> None:
         """Wait until the worker has stopped its servers."""
-        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
-        while not self.ended and self._next_event(deadline) is not None:
-            pass
-
-    def _next_event(self, deadline: float) -> dict[str, Any] | None:
-        """Return the worker's next message; None if it has ended or timed out."""
-        while b"\n" not in self._unread:
-            if not select.select([self._events], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return None
-            if not (read := os.read(self._events, 65_536)):
-                return None
-            self._unread += read
-        line, _, self._unread = self._unread.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        if not self.ended:
+            self._messages.poll(SHUTDOWN_TIMEOUT_S)
 
     def _describe_end(self, timed_out: bool) -> str:
         if timed_out:
@@ -142,29 +129,22 @@ def _output_tail(text: str) -> str:
 def _run_worker(
     target: Target, limits: CheckLimits, token: str | None, checks: Sequence[Check]
 ) -> Iterator[_Worker]:
-    read, write = os.pipe()
+    messages, sender = Pipe(duplex=False)
     # A worker that is killed during a check leaves temporary files, which are removed with this folder.
     directory = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
-    with directory as temporary, tempfile.TemporaryFile() as log:
-        names = [check.name for check in checks]
-        job = Job(target=target, limits=limits, token=token, checks=names, temporary=temporary)
-        try:
-            # The environment's output is not part of the report.
+    with messages, directory as temporary, tempfile.TemporaryFile() as log:
+        job = Job(target=target, limits=limits, token=token, checks=[check.name for check in checks])
+        with sender:
             process = subprocess.Popen(
-                [*module_command("openenv_core.checker.worker"), str(write)],
+                [*module_command("openenv_core.checker.worker"), str(sender.fileno())],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # the environment's output is not part of the report
                 stderr=log,
                 env={**os.environ, "TMPDIR": temporary},
-                pass_fds=(write,),
+                pass_fds=(sender.fileno(),),
             )
-        except BaseException:
-            os.close(read)
-            raise
-        finally:
-            os.close(write)
         assert process.stdin is not None
-        worker = _Worker(process, read, log)
+        worker = _Worker(process, messages, log)
         try:
             # A worker that has already ended is noticed when its results are read.
             with suppress(BrokenPipeError):
@@ -174,13 +154,11 @@ def _run_worker(
             worker.finish()
         finally:
             _stop_worker(process)
-            os.close(read)
 
 
 def _stop_worker(process: "subprocess.Popen[bytes]") -> None:
     """End the worker, if it is running. Its servers end with it, at the latest through their guards."""
-    if process.poll() is None:
-        process.terminate()
+    process.terminate()
     try:
         process.wait(DEADLINE_MARGIN_S)
     except subprocess.TimeoutExpired:

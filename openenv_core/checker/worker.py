@@ -1,17 +1,17 @@
 """Runs checks in a separate process: `python -m openenv_core.checker.worker FD`.
 
 Checks import the environment and play it in their own process, so whatever it does to that process only affects this
-worker. The `Job` is one line of JSON on standard input; results are written to FD as lines of JSON. Standard input
-closes when the parent ends.
+worker. The `Job` is one line of JSON on standard input; FD is a `multiprocessing` connection, on which each check has a
+message at its begin and its result as JSON. Standard input closes when the parent ends.
 """
 
 import faulthandler
-import json
 import os
 import shutil
 import signal
 import sys
 import threading
+from multiprocessing.connection import Connection
 from typing import Final, NoReturn
 
 from openenv_core.checker.check import select_checks
@@ -33,19 +33,20 @@ def main() -> NoReturn:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which decides
     signal.signal(signal.SIGTERM, _on_sigterm)
+    temporary = os.environ["TMPDIR"]
     job = Job.model_validate_json(sys.stdin.buffer.readline())
-    threading.Thread(target=_watch, args=(job.temporary,), name="openenv-owner", daemon=True).start()
+    threading.Thread(target=_watch, args=(temporary,), name="openenv-owner", daemon=True).start()
     try:
         with (
-            os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as out,
+            Connection(int(sys.argv[1]), readable=False) as messages,
             Subject(job.target, job.limits, token=job.token) as subject,
         ):
             for check in select_checks(names=job.checks):
-                out.write(json.dumps({"begin": check.name}) + "\n")
-                out.write(run_check(subject, check).model_dump_json() + "\n")
+                messages.send_bytes(b"begin")
+                messages.send_bytes(run_check(subject, check).model_dump_json().encode())
     except BaseException:
         # Files of the aborted check; the parent may be gone, and cannot remove them.
-        _remove(job.temporary)
+        _remove(temporary)
         os._exit(TERMINATED)
     os._exit(0)  # does not wait for threads that the environment left running
 
