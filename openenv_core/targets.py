@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol, cast
 
 from openenv_core.errors import (
     ConfigurationError,
-    EngineRefusedError,
     EngineUnavailableError,
     ImageNotFoundError,
     OpenEnvError,
@@ -300,17 +299,11 @@ def exposed_port(image: str) -> int:
     """
     from openenv_core.providers.docker.engine import DockerEngine
 
-    try:
-        config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
-    except EngineRefusedError as error:
-        raise ImageNotFoundError(
-            f"the local engine has no image {image!r}; `ropewalk build PATH` makes one"
-        ) from error
-    ports = [
-        int(port)
-        for port, _, kind in (entry.partition("/") for entry in config.get("ExposedPorts") or {})
-        if kind == "tcp"
-    ]
+    details = DockerEngine.find().find_image(image)
+    if details is None:
+        raise ImageNotFoundError(f"the local engine has no image {image!r}; `ropewalk build PATH` makes one")
+    exposed = (details.get("Config") or {}).get("ExposedPorts") or {}
+    ports = [int(entry.removesuffix("/tcp")) for entry in exposed if entry.endswith("/tcp")]
     return ports[0] if len(ports) == 1 else PORT
 
 

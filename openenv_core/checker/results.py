@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from openenv_core.checker.check import (
     run_with_timeout,
 )
 from openenv_core.checker.subject import Subject
+from openenv_core.cli.command import sanitize
 from openenv_core.errors import ClientError, ConnectionFailedError, ExecutionError, RequestTimeoutError
 
 
@@ -159,7 +159,6 @@ _MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
 }
 """The mark of each status, its ASCII form, and its ANSI colour."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _WIDTH: Final = 30
 
 
@@ -202,10 +201,12 @@ class Console:
         """Write a check's result."""
         self._done += 1
         # The message may contain the environment's output, which must not move the cursor.
-        note = f"  {_printable(result.message)}" if result.message and not result.change else ""
+        note = "" if result.change else " ".join(sanitize(result.message).split())
         mark = self._mark(result.status)
         start = "\r\x1b[K" if self._terminal else ""
-        self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{note}\n")
+        self._write(
+            f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s  {note}".rstrip() + "\n"
+        )
 
     def finish(self, report: CheckReport) -> None:
         """Write failures and warnings with what to change, and the number of results by status."""
@@ -274,10 +275,5 @@ def format_list(checks: Sequence[Check]) -> Iterator[str]:
         yield f"  {check.name:<{_WIDTH}} {check.description}"
 
 
-def _printable(text: str) -> str:
-    """Return text on one line, without control characters."""
-    return " ".join(_CONTROL.sub("�", text).split())
-
-
 def _indent(text: str) -> str:
-    return _CONTROL.sub("�", text).strip().replace("\n", "\n        ")
+    return sanitize(text).strip().replace("\n", "\n        ")

@@ -4,7 +4,7 @@ import io
 import random
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -131,10 +131,7 @@ class Subject:
         self._shared: SubjectServer | None = None
         self._start_failure: CheckError | None = None
         self._closed = False
-        self._app: AppDescription | CheckError | NotApplicableError | None = None
         self._clients: list[Client] = []
-        self._pool: drawing.ActionPool | None = None
-        self._cache: dict[str, Any] = {}
         self.reported: dict[str, str] = {}
 
     @classmethod
@@ -210,7 +207,7 @@ class Subject:
         except (CheckError, NotApplicableError):
             return Manifest(spec_version=1, name="unknown")
 
-    @property
+    @cached_property
     def app(self) -> AppDescription:
         """The application's description. It is imported here only after a server process has imported it successfully.
 
@@ -220,13 +217,25 @@ class Subject:
         """
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
             raise NotApplicableError(f"a target of kind {self.kind} has no code to import")
-        with self._lock:
-            if self._app is None:
-                assert self.url
-                self._app = _describe_import(self.target.text, self.limits.start_timeout_s)
-            if isinstance(self._app, Exception):
-                raise self._app
-            return self._app
+        assert self.url
+        text, seconds = self.target.text, self.limits.start_timeout_s
+        try:
+            return run_with_timeout(seconds, lambda: load_app(text), "openenv-import")
+        except ConfigurationError as error:
+            raise NotApplicableError(str(error)) from error
+        except CheckTimeoutError as error:
+            raise CheckError(
+                f"expected to import {text} within {seconds:g} s, got no end",
+                change="do the work in the environment's constructor or reset, not while the module is imported",
+            ) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # raised by the author's module
+            raise CheckError(
+                f"expected to import {text}, got {type(error).__name__}: {error}",
+                change="make the application importable; run `ropewalk serve` with the same target to see the "
+                "traceback",
+            ) from error
 
     @property
     def cap(self) -> int | None:
@@ -374,27 +383,18 @@ class Subject:
         They are the manifest's `example_actions` and the schema's `examples`, if any; otherwise calls of the
         environment's tools if its actions are tool calls, or values of the schema.
         """
-        with self._lock:
-            if self._pool is None:
-                self._pool = drawing.pool(
-                    self.schema["action"],
-                    self.manifest_or_defaults.validation.episodes.example_actions,
-                    self._tools,
-                    self.limits.seed,
-                )
         draw = seed if isinstance(seed, random.Random) else random.Random(f"{self.limits.seed}/{seed}")
         return self._pool.draw(draw)
+
+    @cached_property
+    def _pool(self) -> drawing.ActionPool:
+        examples = self.manifest_or_defaults.validation.episodes.example_actions
+        return drawing.pool(self.schema["action"], examples, self._tools, self.limits.seed)
 
     @property
     def reset_options(self) -> dict[str, Any]:
         """Options for every reset, from the manifest."""
         return self.manifest_or_defaults.validation.episodes.reset_options
-
-    def compute_cached(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return the cached result of a function, calling it the first time, so that checks can share results."""
-        if name not in self._cache:
-            self._cache[name] = compute()
-        return self._cache[name]
 
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
@@ -443,24 +443,4 @@ def _require_image(image: str) -> None:
         raise ImageNotFoundError(
             f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
             "`ropewalk list` shows the names, and `ropewalk build PATH` makes an image"
-        )
-
-
-def _describe_import(text: str, seconds: float) -> AppDescription | CheckError | NotApplicableError:
-    """Import an application; return its description, or the error if it cannot be imported in time."""
-    try:
-        return run_with_timeout(seconds, lambda: load_app(text), "openenv-import")
-    except ConfigurationError as error:
-        return NotApplicableError(str(error))
-    except CheckTimeoutError:
-        return CheckError(
-            f"expected to import {text} within {seconds:g} s, got no end",
-            change="do the work in the environment's constructor or reset, not while the module is imported",
-        )
-    except BaseException as error:  # raised by the author's module
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return CheckError(
-            f"expected to import {text}, got {type(error).__name__}: {error}",
-            change="make the application importable; run `ropewalk serve` with the same target to see the traceback",
         )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 FOLDER: Final = "evals"
 RUN_FILE: Final = "config.yaml"
 """File with the configuration of an evaluation by `--config`, for `--resume`."""
-MAX_SHOWN_TASKS: Final = 20
+MAX_SHOWN_ENDS: Final = 10
+"""Tasks shown at each end of those that differ, in order of the difference."""
 
 
 _SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
@@ -356,26 +357,12 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
             _print_status(
                 f"{name}: {row['unpaired']} tasks have a reward in one of the two alone, and are left out"
             )
-        changed_tasks = {task: means for task, means in row["by_task"].items() if means[0] != means[1]}
-        order = sorted(
-            changed_tasks, key=lambda task: (changed_tasks[task][1] - changed_tasks[task][0], int(task))
-        )
-        listed = (
-            order
-            if len(order) <= MAX_SHOWN_TASKS
-            else order[: MAX_SHOWN_TASKS // 2] + order[-MAX_SHOWN_TASKS // 2 :]
-        )
+        by_task = row["by_task"]
+        changes = {task: b - a for task, (a, b) in by_task.items() if a != b}
+        order = sorted(changes, key=lambda task: (changes[task], int(task)))
+        listed = order[:MAX_SHOWN_ENDS] + order[MAX_SHOWN_ENDS:][-MAX_SHOWN_ENDS:]
         if listed:
-            lines = [
-                [
-                    task,
-                    *map(
-                        _format_number,
-                        (*changed_tasks[task], changed_tasks[task][1] - changed_tasks[task][0]),
-                    ),
-                ]
-                for task in listed
-            ]
+            lines = [[task, *map(_format_number, (*by_task[task], changes[task]))] for task in listed]
             print("\n" + "\n".join(table_lines([f"{name}: task", "A", "B", "B - A"], lines)))
         if len(listed) < len(order):
             print(f"the {len(listed)} that differ most of {len(order):,} that do; --json has all")

@@ -8,9 +8,9 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final, Protocol, TypeAlias
 
 from pydantic import BaseModel, ValidationError
@@ -227,25 +227,22 @@ def load_provided(name: str, expected: str) -> Any:
 
 
 def _import_callable(text: str) -> Callable[..., Any]:
-    module, colon, attribute = text.rpartition(":" if ":" in text else ".")
-    if not colon or not all(
-        identifier.isidentifier() for identifier in (*module.split("."), *attribute.split("."))
-    ):
-        raise ConfigurationError(
-            f"expected --policy as random, module:callable, a URL up to and with /v1, or a checkpoint's folder, got "
-            f"{text!r}"
-        )
+    if ":" not in text:
+        text = ":".join(text.rpartition(".")[::2])
     if (cwd := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, cwd)
     try:
-        target: Any = import_module(module)
-        for name in attribute.split("."):
-            target = getattr(target, name)
+        target = resolve_name(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"expected --policy as random, module:callable, a URL up to and with /v1, or a checkpoint's folder, got "
+            f"{text!r}"
+        ) from None
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"cannot import the policy {text!r}{in_place(error)}") from error
     if not callable(target):
         raise ConfigurationError(f"expected {text!r} to be callable, got {type(target).__name__}")
-    return target  # type: ignore[no-any-return]  # checked above
+    return target
 
 
 class _Function(BaseModel):
