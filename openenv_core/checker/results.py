@@ -92,8 +92,35 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
         return Status.WARNED, warning.message, warning.change
     except NotApplicableError as reason:
         return Status.SKIPPED, str(reason), ""
-    except (CheckError, CheckTimeoutError, ClientError) as error:
-        failure = _failure(subject, check, error)
+    except CheckError as error:
+        failure = error
+    except CheckTimeoutError:
+        failure = CheckError(
+            f"expected the check to end within {check.deadline_s:g} s, got no end",
+            change="find what the environment waits for: each reset, step and read of the state should end by itself",
+            cause=check.name,
+        )
+    except RequestTimeoutError as error:
+        failure = CheckError(
+            f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
+            change="make reset, step and state faster, or raise --step-timeout",
+            cause=check.name,
+        )
+    except ExecutionError as error:
+        text = f"{type(error).__name__}: {error}"
+        failure = CheckError(
+            f"expected the environment to answer, got {text}",
+            change="run `ropewalk serve` with the same target to see the traceback; options that reset needs besides "
+            "a seed belong in validation.episodes.reset_options of openenv.yaml",
+            cause=text,
+        )
+    except ClientError as error:
+        text = f"{type(error).__name__}: {error}"
+        failure = CheckError(
+            f"expected a server that answers, got {text}",
+            change="see the server's output, for example under `ropewalk serve`, and the environment's exceptions",
+            cause=text if isinstance(error, ConnectionFailedError) else check.name,
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # raised by the environment's code, or by the check
@@ -110,39 +137,6 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     if first != check.name:
         return Status.SKIPPED, f"as {first}", ""
     return Status.FAILED, failure.message, failure.change
-
-
-def _failure(
-    subject: Subject, check: Check, error: CheckError | CheckTimeoutError | ClientError
-) -> CheckError:
-    """Return an exception as the check's failure; timeouts and client errors count as failures too."""
-    if isinstance(error, CheckError):
-        return error
-    if isinstance(error, CheckTimeoutError):
-        return CheckError(
-            f"expected the check to end within {check.deadline_s:g} s, got no end",
-            change="find what the environment waits for: each reset, step and read of the state should end by itself",
-            cause=check.name,
-        )
-    if isinstance(error, RequestTimeoutError):
-        return CheckError(
-            f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
-            change="make reset, step and state faster, or raise --step-timeout",
-            cause=check.name,
-        )
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, ExecutionError):
-        return CheckError(
-            f"expected the environment to answer, got {text}",
-            change="run `ropewalk serve` with the same target to see the traceback; options that reset needs besides "
-            "a seed belong in validation.episodes.reset_options of openenv.yaml",
-            cause=text,
-        )
-    return CheckError(
-        f"expected a server that answers, got {text}",
-        change="see the server's output, for example under `ropewalk serve`, and the environment's exceptions",
-        cause=text if isinstance(error, ConnectionFailedError) else check.name,
-    )
 
 
 def _describe_location(error: BaseException) -> str:

@@ -1,16 +1,18 @@
 """The environment under test: its manifest, application, servers and clients, as used by checks."""
 
+import asyncio
 import io
 import random
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from openenv_core.adapters.episode import fetch_schema
 from openenv_core.checker import drawing
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
 from openenv_core.client import GenericEnvClient, SyncEnvClient
@@ -18,9 +20,10 @@ from openenv_core.errors import (
     ConfigurationError,
     ImageNotFoundError,
     OpenEnvError,
+    ProtocolError,
     ProviderError,
 )
-from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_keys, parse_manifest
 from openenv_core.providers import LocalDockerProvider, LocalProcessProvider
 from openenv_core.targets import (
     AppDescription,
@@ -131,7 +134,6 @@ class Subject:
         self._shared: SubjectServer | None = None
         self._start_failure: CheckError | None = None
         self._closed = False
-        self._clients: list[Client] = []
         self.reported: dict[str, str] = {}
 
     @classmethod
@@ -314,7 +316,7 @@ class Subject:
             yield server.url, server
 
     def client(self, url: str | None = None, **options: Any) -> Client:
-        """Return an unconnected client with dicts for models. Use it in `with`, or close it."""
+        """Return an unconnected client with dicts for models, for a `with`."""
         client_options: dict[str, Any] = {
             "message_timeout_s": self.limits.step_timeout_s,
             "mode": "simulation",
@@ -324,11 +326,7 @@ class Subject:
         }
         frame_client = FrameClient(url or self.url, **client_options)
         frame_client.reset_options = self.reset_options
-        client = frame_client.sync()
-        with self._lock:
-            self._clients = [known for known in self._clients if not known.async_client.closed]
-            self._clients.append(client)
-        return client
+        return frame_client.sync()
 
     @contextmanager
     def http(self, url: str | None = None) -> "Iterator[httpx.Client]":
@@ -362,20 +360,13 @@ class Subject:
         Raises:
             CheckError: The reply does not contain these.
         """
-        with self.http() as http:
-            reply = http.get("/schema")
         try:
-            document = reply.json()
-        except ValueError:
-            document = None
-        keys = ("action", "observation", "state")
-        if reply.status_code != 200 or not isinstance(document, dict) or not all(n in document for n in keys):
+            return asyncio.run(fetch_schema(self.url, token=self.token, timeout_s=self.limits.step_timeout_s))
+        except ProtocolError as error:
             raise CheckError(
-                f"expected GET /schema to answer 200 with action, observation and state, got "
-                f"{reply.status_code} {reply.text[:200]}",
+                f"expected GET /schema to answer with action, observation and state, got: {error}",
                 change="serve with create_app, and give it the models",
-            )
-        return document
+            ) from error
 
     def actions(self, seed: int | random.Random | None = None) -> Iterator[dict[str, Any]]:
         """Yield valid actions without end; the same ones for the same seed.
@@ -398,13 +389,9 @@ class Subject:
 
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
-        clients, self._clients = self._clients, []
         self._closed = True
         for server in list(self._servers):
             server.stop()
-        for client in clients:
-            with suppress(Exception):  # a failure to close does not matter any more
-                run_with_timeout(SLOT_WAIT_S, client.close)
 
     def __enter__(self) -> Self:
         return self
@@ -426,7 +413,7 @@ class Subject:
                 text = "" if file is None else file.read().decode("utf-8", "replace")
         except (OpenEnvError, tarfile.TarError) as error:
             raise NotApplicableError(f"the image has no {_MANIFEST_IN_IMAGE}: {error}") from error
-        return load_manifest(text, _MANIFEST_IN_IMAGE)
+        return parse_manifest(load_keys(text, _MANIFEST_IN_IMAGE))
 
     def _tools(self) -> list[dict[str, Any]]:
         with self.client() as client:

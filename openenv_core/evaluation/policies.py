@@ -6,7 +6,7 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -187,30 +187,25 @@ async def open_policy(settings: EvaluationSettings, folder: Path) -> AsyncIterat
         settings: The evaluation's settings.
         folder: Its folder, where an agent's outputs are kept.
     """
-    if settings.policy == RANDOM:
-        yield RandomPolicy()
-    elif settings.policy.startswith(("http://", "https://")):
-        model = EndpointModel(settings)
-        try:
+    async with AsyncExitStack() as opened:
+        if settings.policy == RANDOM:
+            yield RandomPolicy()
+        elif settings.policy.startswith(("http://", "https://")):
+            model = EndpointModel(settings)
+            opened.push_async_callback(model.close)
             await model.start()
             if settings.agent is None:
                 yield model
-            else:
-                agent: EpisodePolicy = load_provided("agent", "an agent")(settings, model, folder)
-                try:
-                    yield agent
-                finally:
-                    await agent.close()
-        finally:
-            await model.close()
-    elif _is_folder(settings.policy):
-        checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
-        try:
+                return
+            agent: EpisodePolicy = load_provided("agent", "an agent")(settings, model, folder)
+            opened.push_async_callback(agent.close)
+            yield agent
+        elif _is_folder(settings.policy):
+            checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
+            opened.push_async_callback(checkpoint.close)
             yield checkpoint
-        finally:
-            await checkpoint.close()
-    else:
-        yield CallablePolicy(_import_callable(settings.policy))
+        else:
+            yield CallablePolicy(_import_callable(settings.policy))
 
 
 def _is_folder(policy: str) -> bool:
