@@ -97,7 +97,7 @@ class Sampler:
             return self._draw_anything(depth)
         if not isinstance(schema, Mapping):
             raise _UndrawableError(f"no value follows {schema!r}")
-        schema = self._resolve(schema)
+        schema = resolve(schema, self._root)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
@@ -115,27 +115,6 @@ class Sampler:
             raise _UndrawableError(f"no value is of type {kind!r}")
         return draw(schema, depth)
 
-    def _resolve(self, schema: Mapping[str, Any]) -> Json:
-        """Return the schema with its `$ref` and `allOf` merged into it."""
-        resolved = dict(schema)
-        for _ in range(100):
-            parts = resolved.pop("allOf", [])
-            if (reference := resolved.pop("$ref", None)) is not None:
-                parts = [*parts, self._resolve_reference(str(reference))]
-            if not parts:
-                return resolved
-            for subschema in parts:
-                resolved = _merge(resolved, subschema)
-        raise _UndrawableError("its references do not end")
-
-    def _resolve_reference(self, reference: str) -> Any:
-        if not reference.startswith("#"):
-            raise _UndrawableError(f"a reference to another document: {reference}")
-        place: Any = self._root
-        for key in reference.removeprefix("#").split("/")[1:]:
-            place = place[key.replace("~1", "/").replace("~0", "~")]
-        return place
-
     def _draw_alternative(self, schema: Json, key: str, depth: int) -> Json:
         arms = list(schema[key])
         simple = [arm for arm in arms if isinstance(arm, Mapping) and arm.get("type") == "null"]
@@ -146,7 +125,7 @@ class Sampler:
         merged = _merge(rest, arm)
         if tag := (schema.get("discriminator") or {}).get("propertyName"):
             # Without the tag the alternatives cannot be told apart, although each has a default for it.
-            merged = _merge(self._resolve(merged), {"required": [tag]})
+            merged = _merge(resolve(merged, self._root), {"required": [tag]})
         return merged
 
     def _draw_anything(self, depth: int) -> Any:
@@ -242,6 +221,34 @@ class Sampler:
             for _ in range(self._source.randint(least, max(least, 2))):
                 members[self._text(1, 8)] = self._value(extra, depth + 1)
         return members
+
+
+def resolve(schema: Mapping[str, Any], root: Json) -> Json:
+    """Return a schema with its `$ref`, into the root, and `allOf` merged into it.
+
+    Raises:
+        ValueError: No value follows it, its references do not end, or one is to another document.
+        KeyError: A reference leads nowhere.
+    """
+    resolved = dict(schema)
+    for _ in range(100):
+        parts = resolved.pop("allOf", [])
+        if (reference := resolved.pop("$ref", None)) is not None:
+            parts = [*parts, _resolve_reference(str(reference), root)]
+        if not parts:
+            return resolved
+        for subschema in parts:
+            resolved = _merge(resolved, subschema)
+    raise _UndrawableError("its references do not end")
+
+
+def _resolve_reference(reference: str, root: Json) -> Any:
+    if not reference.startswith("#"):
+        raise _UndrawableError(f"a reference to another document: {reference}")
+    place: Any = root
+    for key in reference.removeprefix("#").split("/")[1:]:
+        place = place[key.replace("~1", "/").replace("~0", "~")]
+    return place
 
 
 def _merge(first: Mapping[str, Any], second: Any) -> Json:

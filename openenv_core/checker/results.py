@@ -5,7 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TextIO
 
@@ -180,7 +180,7 @@ class Console:
 
     out: TextIO
     total: int
-    _done: int = 0
+    results: list[Result] = field(default_factory=list)
     _level: CheckLevel | None = None
 
     def begin(self, check: Check) -> None:
@@ -189,11 +189,11 @@ class Console:
             self._level = check.level
             self._write(f"{check.level}\n")
         if self._terminal:
-            self._write(f"  … {check.name} ({self._done + 1} of {self.total})")
+            self._write(f"  … {check.name} ({len(self.results) + 1} of {self.total})")
 
     def end(self, result: Result) -> None:
-        """Write a check's result."""
-        self._done += 1
+        """Keep and write a check's result."""
+        self.results.append(result)
         # The message may contain the environment's output, which must not move the cursor.
         note = "" if result.change else " ".join(sanitize(result.message).split())
         mark = self._mark(result.status)
@@ -203,7 +203,11 @@ class Console:
         )
 
     def finish(self, report: CheckReport) -> None:
-        """Write failures and warnings with what to change, and the number of results by status."""
+        """Write failures and warnings with what to change, and the number of results by status, or the interruption."""
+        if report.interrupted:
+            self._write("\r\x1b[K" if self._terminal else "")
+            self._write(f"interrupted after {len(report.results)} of {self.total} checks\n")
+            return
         for result in report.of(*BAD, Status.WARNED):
             mark = self._mark(result.status)
             self._write(f"\n{mark} {result.level}.{result.check}: {result.description}\n")
@@ -214,12 +218,6 @@ class Console:
         self._write(
             f"\n{report.target}: {count} check{'' if count == 1 else 's'}: {counts or 'none'} in {elapsed_s:.1f} s\n"
         )
-
-    def interrupted(self) -> None:
-        """Write that the run was interrupted."""
-        if self._terminal:
-            self._write("\r\x1b[K")
-        self._write(f"interrupted after {self._done} of {self.total} checks\n")
 
     @property
     def _terminal(self) -> bool:

@@ -6,9 +6,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, Final
 
 from pydantic import BaseModel
@@ -16,6 +17,7 @@ from pydantic import BaseModel
 from openenv_core.checker.check import Check
 from openenv_core.checker.results import Result, Status, result_of
 from openenv_core.checker.subject import CheckLimits
+from openenv_core.guard import guard_command
 from openenv_core.packages import module_command
 from openenv_core.targets import Target
 
@@ -28,6 +30,11 @@ DEADLINE_MARGIN_S: Final = 15.0
 SHUTDOWN_TIMEOUT_S: Final = 60.0
 """Seconds for a worker to stop its servers at the end."""
 
+CLEANUP_TIMEOUT_S: Final = 20.0
+"""Seconds for a worker to stop its servers once it is to end."""
+
+JOB_FILE: Final = "job.json"
+
 _TAIL_CHARS: Final = 2000
 _DUMPED_LINES: Final = 20
 
@@ -38,7 +45,7 @@ _CHANGE: Final = (
 
 
 class Job(BaseModel):
-    """A worker's task, sent as JSON."""
+    """A worker's task, in its file."""
 
     target: Target
     limits: CheckLimits
@@ -75,8 +82,8 @@ def run_isolated(
 
 
 class _Worker:
-    def __init__(self, process: "subprocess.Popen[bytes]", messages: Connection, log: IO[bytes]) -> None:
-        self._process = process
+    def __init__(self, guard: "subprocess.Popen[bytes]", messages: Connection, log: IO[bytes]) -> None:
+        self._guard = guard
         self._messages = messages
         self._log = log
         self.ended = False
@@ -84,15 +91,17 @@ class _Worker:
     def result(self, check: Check) -> Result:
         """Wait for the result of the next check; if the worker ends or hangs, return a failure that describes it."""
         started = time.monotonic()
+        stuck_pid = None
         try:
-            begins = self._messages.poll(START_TIMEOUT_S) and self._messages.recv_bytes()
-            if begins and self._messages.poll(check.deadline_s + DEADLINE_MARGIN_S):
-                return Result.model_validate_json(self._messages.recv_bytes())
-            timed_out = True
-        except (EOFError, OSError):  # it has ended, perhaps within a message
-            timed_out = False
+            if self._messages.poll(START_TIMEOUT_S):
+                pid = int(self._messages.recv_bytes())
+                if self._messages.poll(check.deadline_s + DEADLINE_MARGIN_S):
+                    return Result.model_validate_json(self._messages.recv_bytes())
+                stuck_pid = pid
+        except (EOFError, OSError):
+            pass  # it has ended, perhaps within a message
         self.ended = True
-        message = self._describe_end(timed_out)
+        message = self._describe_end(stuck_pid)
         return result_of(check, Status.FAILED, message, _CHANGE, time.monotonic() - started)
 
     def finish(self) -> None:
@@ -100,20 +109,20 @@ class _Worker:
         if not self.ended:
             self._messages.poll(SHUTDOWN_TIMEOUT_S)
 
-    def _describe_end(self, timed_out: bool) -> str:
-        if timed_out:
-            self._process.send_signal(signal.SIGABRT)  # faulthandler dumps its threads, and it ends
+    def _describe_end(self, stuck_pid: int | None) -> str:
+        if stuck_pid is not None:
+            os.kill(stuck_pid, signal.SIGABRT)  # faulthandler dumps its threads, and it ends
         try:
-            status = self._process.wait(DEADLINE_MARGIN_S)
+            status = self._guard.wait(DEADLINE_MARGIN_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
+            self._guard.terminate()
+            status = self._guard.wait()
         self._log.seek(0)
         output = _output_tail(self._log.read().decode(errors="replace"))
-        ending = f"signal {-status}" if status < 0 else f"status {status}"
+        ending = f"signal {status - 128}" if status > 128 else f"status {status}"
         message = (
             "expected the check to end, got a process that never releases the GIL; it was killed"
-            if timed_out
+            if stuck_pid is not None
             else f"expected the process that plays the environment to stay alive, but it ended with {ending}"
         )
         return f"{message}; its output: {output}" if output else message
@@ -130,41 +139,22 @@ def _run_worker(
     target: Target, limits: CheckLimits, token: str | None, checks: Sequence[Check]
 ) -> Iterator[_Worker]:
     messages, sender = Pipe(duplex=False)
-    # A worker that is killed during a check leaves temporary files, which are removed with this folder.
     directory = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
     with messages, directory as temporary, tempfile.TemporaryFile() as log:
         job = Job(target=target, limits=limits, token=token, checks=[check.name for check in checks])
+        Path(temporary, JOB_FILE).write_text(job.model_dump_json(), encoding="utf-8")
         with sender:
-            process = subprocess.Popen(
-                [*module_command("openenv_core.checker.worker"), str(sender.fileno())],
+            fd = sender.fileno()
+            command = [*module_command("openenv_core.checker.worker"), str(fd)]
+            guard = subprocess.Popen(
+                guard_command(command, grace_s=CLEANUP_TIMEOUT_S, inherited_fd=fd, folder=temporary),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,  # the environment's output is not part of the report
                 stderr=log,
                 env={**os.environ, "TMPDIR": temporary},
-                pass_fds=(sender.fileno(),),
+                pass_fds=(fd,),
             )
-        assert process.stdin is not None
-        worker = _Worker(process, messages, log)
-        try:
-            # A worker that has already ended is noticed when its results are read.
-            with suppress(BrokenPipeError):
-                process.stdin.write(job.model_dump_json().encode() + b"\n")
-                process.stdin.flush()
+        with guard:  # which closes its input, and so ends the worker, if it is running
+            worker = _Worker(guard, messages, log)
             yield worker
             worker.finish()
-        finally:
-            _stop_worker(process)
-
-
-def _stop_worker(process: "subprocess.Popen[bytes]") -> None:
-    """End the worker, if it is running. Its servers end with it, at the latest through their guards."""
-    process.terminate()
-    try:
-        process.wait(DEADLINE_MARGIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    finally:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.close()
