@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -81,12 +82,12 @@ def run_isolated(
                 on_result(worker.result(check))
 
 
+@dataclass
 class _Worker:
-    def __init__(self, guard: "subprocess.Popen[bytes]", messages: Connection, log: IO[bytes]) -> None:
-        self._guard = guard
-        self._messages = messages
-        self._log = log
-        self.ended = False
+    _guard: "subprocess.Popen[bytes]"
+    _messages: Connection
+    _log: IO[bytes]
+    ended: bool = False
 
     def result(self, check: Check) -> Result:
         """Wait for the result of the next check; if the worker ends or hangs, return a failure that describes it."""

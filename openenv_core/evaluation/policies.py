@@ -331,15 +331,15 @@ class EndpointModel:
         await self._http.close()
 
 
+@dataclass
 class EndpointChat:
     """A `Chat` with an `EndpointModel`."""
 
-    def __init__(self, model: EndpointModel, messages: list[Json], tools: list[Json], seed: int) -> None:
-        self._model = model
-        self._messages = messages
-        self._tools = tools
-        self._seed = seed
-        self._answers = 0
+    _model: EndpointModel
+    _messages: list[Json]
+    _tools: list[Json]
+    _seed: int
+    _answers: int = 0
 
     async def answer(self) -> ChatAnswer | None:
         """See `Chat.answer`."""
