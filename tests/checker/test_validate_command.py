@@ -200,6 +200,7 @@ def test_finished_checks_are_reported_after_an_interruption(
 NEVER_ENDS = """\
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("begun", flush=True)
 time.sleep(3600)
 """
 
@@ -210,5 +211,10 @@ def test_a_worker_without_its_command_removes_temporary_files_even_if_cleaning_u
     temporary = tmp_path / "temporary"
     (temporary / "of a check").mkdir(parents=True)
     words = guard_command([sys.executable, "-c", NEVER_ENDS], grace_s=0.1, folder=str(temporary))
-    assert subprocess.run(words, stdin=subprocess.DEVNULL, timeout=60).returncode == 128 + signal.SIGKILL
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        assert guard.stdout.readline()
+        guard.stdin.close()
+        assert guard.wait(60) == 128 + signal.SIGKILL
     assert not temporary.exists()
