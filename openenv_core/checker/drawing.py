@@ -80,13 +80,13 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, keep_small: b
     return list(samples.values())
 
 
+@dataclass
 class Sampler:
-    """Draws values from one schema."""
+    """Draws values from one schema; see `sample`."""
 
-    def __init__(self, root: Json, source: random.Random, keep_small: bool = True) -> None:
-        self._root = root
-        self._source = source
-        self._keep_small = keep_small
+    _root: Json
+    _source: random.Random
+    _keep_small: bool = True
 
     def draw(self) -> Any:
         """Return a value, which nearly always follows the schema."""

@@ -20,18 +20,18 @@ from openenv_core.play.terminal import Terminal, as_json, format_number, observa
 from openenv_core.types import StepResult
 
 
+@dataclass
 class Game:
     """Plays episodes, one after another."""
 
-    def __init__(self, client: SyncEnvClient[Json, Json, Json], terminal: Terminal) -> None:
-        self._client = client
-        self.terminal = terminal
-        self.episodes = 0
-        self._steps = 0
-        self._total: float | None = 0.0  # None if the episode cannot be scored
-        self._running = False
-        self._done = True
-        self._waits = False
+    _client: SyncEnvClient[Json, Json, Json]
+    terminal: Terminal
+    episodes: int = 0
+    _steps: int = 0
+    _total: float | None = 0.0  # None if the episode cannot be scored
+    _running: bool = False
+    _done: bool = True
+    _waits: bool = False
 
     @property
     def over(self) -> bool:
