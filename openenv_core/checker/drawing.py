@@ -27,17 +27,12 @@ _LETTERS: Final = string.ascii_letters + string.digits + " _-.,:;/?!"
 _STRANGE: Final = "\x00\n\t\"'\\<>{}%éßΩ漢字🙂\u200b\u202e\ufeff"
 _WIDE: Final = (0, 1, -1, 2**31 - 1, -(2**31), 2**53, -(2**53), 2**63 - 1, -(2**63), 10**30)
 _STRUCTURE: Final = {
-    "properties": "object",
-    "required": "object",
-    "additionalProperties": "object",
-    "items": "array",
-    "prefixItems": "array",
-    "minLength": "string",
-    "maxLength": "string",
-    "pattern": "string",
-    "minimum": "number",
-    "maximum": "number",
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "prefixItems"},
+    "string": {"minLength", "maxLength", "pattern"},
+    "number": {"minimum", "maximum"},
 }
+"""The keys of a schema that show its type, if it does not say so."""
 
 
 class _UndrawableError(ValueError):
@@ -105,7 +100,7 @@ class Sampler:
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 return self._value(self._draw_alternative(schema, key, depth), depth)
-        kind = schema.get("type") or next((k for key, k in _STRUCTURE.items() if key in schema), None)
+        kind = schema.get("type") or next((k for k, keys in _STRUCTURE.items() if keys & schema.keys()), None)
         if isinstance(kind, list):
             kind = self._source.choice(kind)
         if kind is None:
@@ -300,9 +295,7 @@ _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
     "uri": lambda source: f"https://example.org/{source.randrange(1000)}",
     "ipv4": lambda source: f"192.0.2.{source.randrange(256)}",
     "ipv6": lambda source: f"2001:db8::{source.randrange(1, 65536):x}",
-    "base64": lambda source: "AAEC"[: 4 * source.randrange(2)],
-    "base64url": lambda source: "AAEC"[: 4 * source.randrange(2)],
-    "binary": lambda source: "AAEC"[: 4 * source.randrange(2)],
+    **dict.fromkeys(("base64", "base64url", "binary"), lambda source: "AAEC"[: 4 * source.randrange(2)]),
 }
 
 
