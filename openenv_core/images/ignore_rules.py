@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 IGNORE_FILES: Final = (".dockerignore", ".gitignore")
 
 _MAY_HOLD_SECRET: Final = "may hold a secret"
-_SECRET: Final = "may hold a secret"
-_HARMLESS: Final = (".env.example", ".env.sample", ".env.template")
 _SECRET: Final = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_\w{40,}\b|\bsk-[A-Za-z0-9_-]{20,}|"
     r"\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
