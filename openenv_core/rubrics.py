@@ -480,7 +480,7 @@ class TrajectoryRubric(Rubric):
     The trajectory holds copies, because an environment may change and return the same observation at every step.
     """
 
-    _state_names = ("intermediate_reward",)
+    _state_names: ClassVar[tuple[str, ...]] = ("intermediate_reward",)
     _latest: Any = None  # the last observation itself, whose reward the environment sets after the copy
 
     def __init__(self, intermediate_reward: float = 0.0) -> None:

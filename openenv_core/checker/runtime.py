@@ -304,8 +304,8 @@ def check_valid_actions_are_survived(subject: Subject) -> str:
             for action in actions:
                 _send(client, action)
             client.reset()
-            with subject.http(url) as http:
-                http.get("/health").raise_for_status()
+            if (status := subject.health_status(url)) != 200:
+                raise CheckError(f"status {status} of GET /health", change="")
         except (ClientError, CheckError) as error:
             outcome = f"{type(error).__name__}: {error}"
             if excess_memory:

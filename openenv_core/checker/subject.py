@@ -39,7 +39,7 @@ from openenv_core.targets import (
 from openenv_core.types import StepResult
 
 if TYPE_CHECKING:
-    import httpx
+    pass
 
 Client: TypeAlias = SyncEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]
 
@@ -152,8 +152,7 @@ class Subject:
         text = self.target.text
         if self.kind is TargetKind.URL:
             try:
-                with self.http() as http:
-                    http.get("/health")
+                self.health_status()
             except CheckError as error:
                 raise ConfigurationError(f"{error.message}; start it first") from None
         elif self.kind is TargetKind.IMAGE:
@@ -328,12 +327,11 @@ class Subject:
         frame_client.reset_options = self.reset_options
         return frame_client.sync()
 
-    @contextmanager
-    def http(self, url: str | None = None) -> "Iterator[httpx.Client]":
-        """Open an HTTP client to a server, the shared one by default.
+    def health_status(self, url: str | None = None) -> int:
+        """Return the status of GET /health of a server, the shared one by default.
 
         Raises:
-            CheckError: A request in the block gets no reply.
+            CheckError: The request gets no reply.
         """
         import httpx
 
@@ -341,12 +339,8 @@ class Subject:
 
         address = url or self.url
         try:
-            with client_for(address, self.token) as client:
-                client.base_url, client.timeout = (
-                    httpx.URL(address),
-                    httpx.Timeout(self.limits.step_timeout_s),
-                )
-                yield client
+            with client_for(address, self.token) as http:
+                return http.get(f"{address}/health", timeout=self.limits.step_timeout_s).status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CheckError(
                 f"expected a server at {address} that answers, got {type(error).__name__}: {error}",

@@ -107,7 +107,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for title, options in _SETTINGS.items():
         group = parser.add_argument_group(title)
         for option, (metavar, text) in options.items():
-            group.add_argument(option, metavar=metavar, help=text, type=_READERS.get(option))
+            group.add_argument(option, metavar=metavar, help=text, type=_READERS.get(option, str))
     run = parser.add_argument_group("held-out episodes of a training run")
     run.add_argument("--config", metavar="FILE", help="a run's YAML file: its environments, task and policy")
     run.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")

@@ -241,8 +241,8 @@ class _Player(Generic[SessionT]):
 
     def __init__(self, arena: Arena, make: Callable[[], SessionT]) -> None:
         self._arena = arena
-        self._make = make
-        self._session = make()
+        self._make: Callable[[], SessionT] = make
+        self._session: SessionT = make()
 
     async def open(self) -> None:
         """Open the session; a failed connection is ignored here, and raised by the first episode."""

@@ -227,7 +227,7 @@ def _import_callable(text: str) -> Callable[..., Any]:
     if (cwd := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, cwd)
     try:
-        target = resolve_name(text)
+        target: Callable[..., Any] = resolve_name(text)
     except ValueError:
         raise ConfigurationError(
             f"expected --policy as random, module:callable, a URL up to and with /v1, or a checkpoint's folder, got "
