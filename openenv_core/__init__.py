@@ -4,7 +4,6 @@ Importing this package is cheap: it loads nothing heavier than pydantic. Clients
 access.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from openenv_core.environment import Environment
@@ -36,6 +35,7 @@ from openenv_core.errors import (
     SessionError,
     ToolCallError,
     ValidationFailedError,
+    make_lazy_getattr,
 )
 from openenv_core.outcomes import (
     Outcome,
@@ -131,6 +131,8 @@ _LAZY = {
     "LocalProcessProvider": "openenv_core.providers",
 }
 
+_import_lazily = make_lazy_getattr(globals(), _LAZY)
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
@@ -140,11 +142,7 @@ def __getattr__(name: str) -> Any:
             return version("ropewalk")
         except PackageNotFoundError:
             return "(not installed)"
-    if name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _import_lazily(name)
 
 
 def __dir__() -> list[str]:

@@ -270,7 +270,7 @@ def _kill_remaining(child: int, everything: bool) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while everything and time.monotonic() < deadline:
         _reap(child)
-        remaining = _descendants()
+        remaining = _children()
         if not remaining:
             return
         for pid in remaining:
@@ -279,30 +279,13 @@ def _kill_remaining(child: int, everything: bool) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _descendants() -> list[int]:
-    """Return the pids of this process's descendants; empty if there is no /proc."""
-    children: dict[int, list[int]] = {}
+def _children() -> list[int]:
+    """Return the pids of this process's children; empty without /proc. Those of a killed child become its own."""
     try:
-        names = os.listdir("/proc")
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The program's name may contain anything, even brackets; the parent's pid is after it.
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        children.setdefault(parent, []).append(int(name))
-    pids: list[int] = []
-    queue = [os.getpid()]
-    while queue:
-        child_pids = children.get(queue.pop(), [])
-        pids += child_pids
-        queue += child_pids
-    return pids
 
 
 if __name__ == "__main__":

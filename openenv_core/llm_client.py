@@ -221,12 +221,8 @@ class AnthropicClient(_HostedClient):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        try:
-            from anthropic import AsyncAnthropic
-        except ImportError as error:
-            raise ImportError(
-                "AnthropicClient stands on the package anthropic; pip install anthropic"
-            ) from error
+        from anthropic import AsyncAnthropic
+
         self._client = AsyncAnthropic(base_url=self.base_url, api_key=self._key)
 
     async def complete(self, prompt: str, **kwargs: Any) -> str:

@@ -216,11 +216,6 @@ def read_keys(folder: Path) -> dict[str, Any]:
     return load_keys(text, str(file))
 
 
-def load_manifest(text: str, place: str) -> Manifest:
-    """Parse and validate a manifest's text, as `read_manifest` does the file's; `place` names it in messages."""
-    return parse_manifest(load_keys(text, place))
-
-
 def load_keys(text: str, place: str) -> dict[str, Any]:
     """Parse a manifest's text, as `read_keys` does the file's; `place` names it in messages."""
     import yaml  # imported here because clients do not need it

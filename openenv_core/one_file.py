@@ -82,17 +82,14 @@ def read_file(path: Path) -> EnvironmentFile:
     except (OSError, SyntaxError, ValueError):
         return EnvironmentFile(path, (), has_app=False)
     found: list[str] = []
-    has_app = False
+    parents: set[str] = set()  # a class that another of the file derives from is its base, not another game
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            bases = [_last_name(base) for base in node.bases]
+            bases = {_last_name(base) for base in node.bases}
+            parents |= bases
             if any(base.endswith(_BASE) or base in found for base in bases):
                 found.append(node.name)
-        has_app |= "app" in _bound_names(node)
-    # A class that another of the file derives from is its base, not another game.
-    parents = {
-        _last_name(base) for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases
-    }
+    has_app = any("app" in _bound_names(node) for node in tree.body)
     public = [name for name in found if not name.startswith("_")]
     leaves = [name for name in public if name not in parents]
     return EnvironmentFile(path, tuple(leaves or public), has_app)

@@ -32,7 +32,7 @@ from collections.abc import (
     Sequence,
 )
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from typing_extensions import TypeIs
 
@@ -156,6 +156,7 @@ class Rubric(ABC):
     """
 
     last_score: float | None = None
+    _state_names: ClassVar[tuple[str, ...]] = ()  # attributes that `state_dict` returns
     _has_scored = False  # since the enclosing rubric was called
 
     @abstractmethod
@@ -274,11 +275,14 @@ class Rubric(ABC):
     @functools.partial(_cover_parts, "state_dict")
     def state_dict(self) -> dict[str, Any]:
         """Return the rubric's state, for `load_state_dict`; that of a part has its path before each key."""
-        return {}
+        return {name: getattr(self, name) for name in self._state_names}
 
-    @functools.partial(_cover_parts, "load_state_dict")  # noqa: B027 - most keep no state
+    @functools.partial(_cover_parts, "load_state_dict")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
+        for name in self._state_names:
+            if name in state:
+                setattr(self, name, state[name])
 
 
 def _run(steps: _Steps) -> Score:
@@ -361,6 +365,8 @@ class Sequential(_Combination):
 class Gate(_Combination):
     """A rubric's score if it is at least `threshold`, otherwise 0."""
 
+    _state_names = ("threshold",)
+
     def __init__(self, rubric: Rubric, threshold: float = 1.0) -> None:
         super().__init__(())
         self.rubric = rubric
@@ -371,14 +377,6 @@ class Gate(_Combination):
         score: float = (yield child_score) if is_pending(child_score) else child_score
         return 0.0 if score < self.threshold else score  # NaN, which is no score, is passed on
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Rubric.state_dict`."""
-        return {"threshold": self.threshold}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Rubric.load_state_dict`."""
-        self.threshold = state.get("threshold", self.threshold)
-
 
 class WeightedSum(_Combination):
     """The weighted sum of scores. Asynchronous scores are awaited concurrently.
@@ -386,6 +384,8 @@ class WeightedSum(_Combination):
     Raises:
         ValueError: The number of weights differs from that of the rubrics, or their sum is not 1.
     """
+
+    _state_names = ("weights",)
 
     def __init__(self, rubrics: Sequence[Rubric], weights: Sequence[float]) -> None:
         if len(rubrics) != len(weights):
@@ -402,20 +402,16 @@ class WeightedSum(_Combination):
         """A copy of the weights."""
         return list(self._weights)
 
+    @weights.setter
+    def weights(self, weights: Sequence[float]) -> None:
+        self._weights = list(weights)
+
     def _combine(self, action: Any, observation: Any) -> _Steps:
         child_scores = [rubric(action, observation) for rubric in self._rubrics]
         waiting = [each for each in child_scores if is_pending(each)]
         awaited = iter((yield _gather(waiting)) if waiting else ())
         scores = [next(awaited) if is_pending(each) else each for each in child_scores]
         return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Rubric.state_dict`."""
-        return {"weights": self.weights}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Rubric.load_state_dict`."""
-        self._weights = list(state.get("weights", self._weights))
 
 
 class RubricList(Rubric):
@@ -484,6 +480,7 @@ class TrajectoryRubric(Rubric):
     The trajectory holds copies, because an environment may change and return the same observation at every step.
     """
 
+    _state_names: ClassVar[tuple[str, ...]] = ("intermediate_reward",)
     _latest: Any = None  # the last observation itself, whose reward the environment sets after the copy
 
     def __init__(self, intermediate_reward: float = 0.0) -> None:
@@ -519,14 +516,6 @@ class TrajectoryRubric(Rubric):
         """Clear the trajectory."""
         self._trajectory = []
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Rubric.state_dict`."""
-        return {"intermediate_reward": self.intermediate_reward}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Rubric.load_state_dict`."""
-        self.intermediate_reward = state.get("intermediate_reward", self.intermediate_reward)
-
 
 class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
     """Discounts the score R by the number of steps until the end: r_t = gamma^(T-1-t) R, for T steps.
@@ -538,6 +527,8 @@ class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
     Raises:
         ValueError: Gamma is outside of 0 to 1.
     """
+
+    _state_names = ("intermediate_reward", "gamma")
 
     def __init__(self, gamma: float = 0.99, intermediate_reward: float = 0.0) -> None:
         if not 0.0 <= gamma <= 1.0:
@@ -551,15 +542,6 @@ class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
             return []
         score, last = self.score_trajectory(self._trajectory), len(self._trajectory) - 1
         return [self.gamma ** (last - step) * score for step in range(last + 1)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Rubric.state_dict`."""
-        return {**super().state_dict(), "gamma": self.gamma}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Rubric.load_state_dict`."""
-        super().load_state_dict(state)
-        self.gamma = state.get("gamma", self.gamma)
 
 
 _FIRST_NUMBER: Final = r"(\d+\.?\d*)"
@@ -599,6 +581,8 @@ class LLMJudge(Rubric):
     Raises:
         ValueError: The range is empty, or given with a pattern or a default, which have none.
     """
+
+    _state_names = ("prompt_template", "score_range", "default_score", "normalize", "timeout_s")
 
     def __init__(
         self,
@@ -684,17 +668,16 @@ class LLMJudge(Rubric):
 
     def state_dict(self) -> dict[str, Any]:
         """See `Rubric.state_dict`."""
-        names = ("prompt_template", "score_range", "default_score", "normalize", "timeout_s")
         pattern = None if self._score_pattern is None else self._score_pattern.pattern
-        return {"score_pattern": pattern, **{name: getattr(self, name) for name in names}}
+        return {"score_pattern": pattern, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Rubric.load_state_dict`."""
-        for name in self.state_dict().keys() & state.keys():
-            if name == "score_pattern":
-                self._score_pattern = None if state[name] is None else re.compile(state[name])
-            else:
-                setattr(self, name, tuple(state[name]) if name == "score_range" else state[name])
+        super().load_state_dict(state)
+        self.score_range = (self.score_range[0], self.score_range[1])  # JSON makes a list of it
+        if "score_pattern" in state:
+            pattern = state["score_pattern"]
+            self._score_pattern = None if pattern is None else re.compile(pattern)
         if self._score_pattern is None and self.default_score is not None:
             self._score_pattern = re.compile(_FIRST_NUMBER)
 

@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol, cast
 
 from openenv_core.errors import (
     ConfigurationError,
-    EngineRefusedError,
     EngineUnavailableError,
     ImageNotFoundError,
     OpenEnvError,
@@ -200,8 +199,6 @@ def provider_of(
     *,
     env_vars: Mapping[str, str] | None = None,
     start_timeout_s: float = 60.0,
-    docker_options: Mapping[str, Any] | None = None,
-    serve_options: tuple[str, ...] = (),
 ) -> Any:
     """Return a provider for a target, not started yet."""
     if target.kind is TargetKind.URL:
@@ -209,19 +206,16 @@ def provider_of(
     if target.kind is TargetKind.IMAGE:
         from openenv_core.providers.docker import LocalDockerProvider
 
-        options: dict[str, Any] = {"start_timeout_s": start_timeout_s, **(docker_options or {})}
-        if "options" not in options:
-            options.setdefault("port", exposed_port(target.text))
-        if env_vars:
-            options["env_vars"] = {**options.get("env_vars", {}), **env_vars}
-        return LocalDockerProvider(target.text, **options)
-    from openenv_core.providers.process import SERVE_COMMAND, LocalProcessProvider
+        return LocalDockerProvider(
+            target.text,
+            port=exposed_port(target.text),
+            env_vars=env_vars or {},
+            start_timeout_s=start_timeout_s,
+        )
+    from openenv_core.providers.process import LocalProcessProvider
 
     return LocalProcessProvider(
-        target.text,
-        env_vars={**WITHOUT_TOKENS, **(env_vars or {})},
-        start_timeout_s=start_timeout_s,
-        command=(*SERVE_COMMAND, *serve_options),
+        target.text, env_vars={**WITHOUT_TOKENS, **(env_vars or {})}, start_timeout_s=start_timeout_s
     )
 
 
@@ -305,17 +299,11 @@ def exposed_port(image: str) -> int:
     """
     from openenv_core.providers.docker.engine import DockerEngine
 
-    try:
-        config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
-    except EngineRefusedError as error:
-        raise ImageNotFoundError(
-            f"the local engine has no image {image!r}; `ropewalk build PATH` makes one"
-        ) from error
-    ports = [
-        int(port)
-        for port, _, kind in (entry.partition("/") for entry in config.get("ExposedPorts") or {})
-        if kind == "tcp"
-    ]
+    details = DockerEngine.find().find_image(image)
+    if details is None:
+        raise ImageNotFoundError(f"the local engine has no image {image!r}; `ropewalk build PATH` makes one")
+    exposed = (details.get("Config") or {}).get("ExposedPorts") or {}
+    ports = [int(entry.removesuffix("/tcp")) for entry in exposed if entry.endswith("/tcp")]
     return ports[0] if len(ports) == 1 else PORT
 
 

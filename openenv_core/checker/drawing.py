@@ -27,17 +27,12 @@ _LETTERS: Final = string.ascii_letters + string.digits + " _-.,:;/?!"
 _STRANGE: Final = "\x00\n\t\"'\\<>{}%éßΩ漢字🙂\u200b\u202e\ufeff"
 _WIDE: Final = (0, 1, -1, 2**31 - 1, -(2**31), 2**53, -(2**53), 2**63 - 1, -(2**63), 10**30)
 _STRUCTURE: Final = {
-    "properties": "object",
-    "required": "object",
-    "additionalProperties": "object",
-    "items": "array",
-    "prefixItems": "array",
-    "minLength": "string",
-    "maxLength": "string",
-    "pattern": "string",
-    "minimum": "number",
-    "maximum": "number",
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "prefixItems"},
+    "string": {"minLength", "maxLength", "pattern"},
+    "number": {"minimum", "maximum"},
 }
+"""The keys of a schema that show its type, if it does not say so."""
 
 
 class _UndrawableError(ValueError):
@@ -80,13 +75,13 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, keep_small: b
     return list(samples.values())
 
 
+@dataclass
 class Sampler:
-    """Draws values from one schema."""
+    """Draws values from one schema; see `sample`."""
 
-    def __init__(self, root: Json, source: random.Random, keep_small: bool = True) -> None:
-        self._root = root
-        self._source = source
-        self._keep_small = keep_small
+    _root: Json
+    _source: random.Random
+    _keep_small: bool = True
 
     def draw(self) -> Any:
         """Return a value, which nearly always follows the schema."""
@@ -97,7 +92,7 @@ class Sampler:
             return self._draw_anything(depth)
         if not isinstance(schema, Mapping):
             raise _UndrawableError(f"no value follows {schema!r}")
-        schema = self._resolve(schema)
+        schema = resolve(schema, self._root)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
@@ -105,7 +100,7 @@ class Sampler:
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 return self._value(self._draw_alternative(schema, key, depth), depth)
-        kind = schema.get("type") or next((k for key, k in _STRUCTURE.items() if key in schema), None)
+        kind = schema.get("type") or next((k for k, keys in _STRUCTURE.items() if keys & schema.keys()), None)
         if isinstance(kind, list):
             kind = self._source.choice(kind)
         if kind is None:
@@ -114,27 +109,6 @@ class Sampler:
         if draw is None:
             raise _UndrawableError(f"no value is of type {kind!r}")
         return draw(schema, depth)
-
-    def _resolve(self, schema: Mapping[str, Any]) -> Json:
-        """Return the schema with its `$ref` and `allOf` merged into it."""
-        resolved = dict(schema)
-        for _ in range(100):
-            parts = resolved.pop("allOf", [])
-            if (reference := resolved.pop("$ref", None)) is not None:
-                parts = [*parts, self._resolve_reference(str(reference))]
-            if not parts:
-                return resolved
-            for subschema in parts:
-                resolved = _merge(resolved, subschema)
-        raise _UndrawableError("its references do not end")
-
-    def _resolve_reference(self, reference: str) -> Any:
-        if not reference.startswith("#"):
-            raise _UndrawableError(f"a reference to another document: {reference}")
-        place: Any = self._root
-        for key in reference.removeprefix("#").split("/")[1:]:
-            place = place[key.replace("~1", "/").replace("~0", "~")]
-        return place
 
     def _draw_alternative(self, schema: Json, key: str, depth: int) -> Json:
         arms = list(schema[key])
@@ -146,7 +120,7 @@ class Sampler:
         merged = _merge(rest, arm)
         if tag := (schema.get("discriminator") or {}).get("propertyName"):
             # Without the tag the alternatives cannot be told apart, although each has a default for it.
-            merged = _merge(self._resolve(merged), {"required": [tag]})
+            merged = _merge(resolve(merged, self._root), {"required": [tag]})
         return merged
 
     def _draw_anything(self, depth: int) -> Any:
@@ -244,6 +218,34 @@ class Sampler:
         return members
 
 
+def resolve(schema: Mapping[str, Any], root: Json) -> Json:
+    """Return a schema with its `$ref`, into the root, and `allOf` merged into it.
+
+    Raises:
+        ValueError: No value follows it, its references do not end, or one is to another document.
+        KeyError: A reference leads nowhere.
+    """
+    resolved = dict(schema)
+    for _ in range(100):
+        parts = resolved.pop("allOf", [])
+        if (reference := resolved.pop("$ref", None)) is not None:
+            parts = [*parts, _resolve_reference(str(reference), root)]
+        if not parts:
+            return resolved
+        for subschema in parts:
+            resolved = _merge(resolved, subschema)
+    raise _UndrawableError("its references do not end")
+
+
+def _resolve_reference(reference: str, root: Json) -> Any:
+    if not reference.startswith("#"):
+        raise _UndrawableError(f"a reference to another document: {reference}")
+    place: Any = root
+    for key in reference.removeprefix("#").split("/")[1:]:
+        place = place[key.replace("~1", "/").replace("~0", "~")]
+    return place
+
+
 def _merge(first: Mapping[str, Any], second: Any) -> Json:
     """Return a schema that combines two."""
     if not isinstance(second, Mapping):
@@ -293,9 +295,7 @@ _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
     "uri": lambda source: f"https://example.org/{source.randrange(1000)}",
     "ipv4": lambda source: f"192.0.2.{source.randrange(256)}",
     "ipv6": lambda source: f"2001:db8::{source.randrange(1, 65536):x}",
-    "base64": lambda source: "AAEC"[: 4 * source.randrange(2)],
-    "base64url": lambda source: "AAEC"[: 4 * source.randrange(2)],
-    "binary": lambda source: "AAEC"[: 4 * source.randrange(2)],
+    **dict.fromkeys(("base64", "base64url", "binary"), lambda source: "AAEC"[: 4 * source.randrange(2)]),
 }
 
 

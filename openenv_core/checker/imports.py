@@ -150,7 +150,8 @@ def own_sources(folder: Path) -> list[Path]:
     """
     if folder.is_file():
         return [folder]
-    places = {Path(file).resolve() for module in list(sys.modules.values()) if (file := _file_of(module))}
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    places = {Path(file).resolve() for file in files if isinstance(file, str)}
     folder = folder.resolve()
     return sorted(
         place
@@ -159,11 +160,6 @@ def own_sources(folder: Path) -> list[Path]:
         and place.is_relative_to(folder)
         and not {"site-packages", "tests"} & set(place.relative_to(folder).parts)
     )
-
-
-def _file_of(module: object) -> str | None:
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) else None
 
 
 def find_undeclared(

@@ -1,6 +1,5 @@
 """Plays episodes, in this process or over the wire, and compares them."""
 
-import asyncio
 import copy
 import inspect
 import math
@@ -13,6 +12,7 @@ from typing import Any, Final, Self, TypeAlias
 from openenv_core.checker.check import CheckError
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
+from openenv_core.loop_thread import shared_loop
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.frames import RequestDecoder, decode_reply, encode_observation
@@ -37,6 +37,8 @@ MAX_REFUSED_IN_A_ROW: Final = 25
 REFUSAL_CAUSE: Final = "refuses valid actions"
 """The cause of every failure of an environment that refuses the actions that its schema allows."""
 
+_COMPARED: Final = ("observation", "reward", "done")
+
 Result: TypeAlias = dict[str, Any]
 """The result of a reset or a step in comparable form: {observation, reward, done}, or {error}."""
 
@@ -50,26 +52,17 @@ class LocalEnvironment:
     Args:
         app: The application that serves the environment.
         reset_options: Options for every reset.
-        sibling: Another instance, whose event loop this one shares, and which must outlive it.
 
     Raises:
         CheckError: The environment's constructor raised.
     """
 
-    def __init__(
-        self,
-        app: AppDescription,
-        reset_options: Mapping[str, Any] | None = None,
-        sibling: "LocalEnvironment | None" = None,
-    ) -> None:
+    def __init__(self, app: AppDescription, reset_options: Mapping[str, Any] | None = None) -> None:
         self._reset_options = dict(reset_options or {})
         self._decoder: RequestDecoder[Any] = RequestDecoder(app.action)
-        self._own_runner = asyncio.Runner() if sibling is None else None
-        self._runner: asyncio.Runner = self._own_runner or sibling._runner  # type: ignore[union-attr] # one is given
         try:
             self._instance = app.factory()
         except Exception as error:
-            self._end_runner()
             raise CheckError(
                 f"expected the environment's constructor to return, got {type(error).__name__}: {error}",
                 change="make the constructor work without arguments, any number of times",
@@ -116,16 +109,11 @@ class LocalEnvironment:
         with suppress(ExecutionError):  # other checks report it
             if callable(close := getattr(self._instance, "close", None)):
                 self._call(close)
-        self._end_runner()
-
-    def _end_runner(self) -> None:
-        if self._own_runner is not None:
-            self._own_runner.close()
 
     def _call(self, method: Callable[..., Any], *values: Any, **options: Any) -> Any:
         try:
             result = method(*values, **options)
-            return self._runner.run(_await(result)) if inspect.isawaitable(result) else result
+            return shared_loop().run(_await, result) if inspect.isawaitable(result) else result
         except Exception as error:
             raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
 
@@ -192,13 +180,12 @@ class Turn:
         if self.error is not None:
             return {"error": self.error}
         if isinstance(self.result, StepResult):
-            data = {name: getattr(self.result, name) for name in ("observation", "reward", "done")}
-        else:
-            try:
-                data = decode_reply(encode_observation(self.result), "observation")
-            except Exception:  # a server answers any exception with this code
-                return {"error": codes.EXECUTION_ERROR}
-        return {"observation": data["observation"], "reward": data["reward"], "done": data["done"]}
+            return {name: getattr(self.result, name) for name in _COMPARED}
+        try:
+            data = decode_reply(encode_observation(self.result), "observation")
+        except Exception:  # a server answers any exception with this code
+            return {"error": codes.EXECUTION_ERROR}
+        return {name: data[name] for name in _COMPARED}
 
 
 def turns(
@@ -346,23 +333,13 @@ def _to_comparable(result: Result) -> Result:
 
 
 def _find_difference(left: Any, right: Any, path: str) -> str | None:
+    parts: list[tuple[str, Any, Any]] | None = None
     if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
-        parts = ((f"{path}.{key}" if path else key, left[key], right[key]) for key in left)
-        return next(
-            (difference for child_path, a, b in parts if (difference := _find_difference(a, b, child_path))),
-            None,
-        )
-    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
-        pairs = enumerate(zip(left, right, strict=True))
-        return next(
-            (difference for at, (a, b) in pairs if (difference := _find_difference(a, b, f"{path}[{at}]"))),
-            None,
-        )
+        parts = [(f"{path}.{key}" if path else key, left[key], right[key]) for key in left]
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        parts = [(f"{path}[{at}]", a, b) for at, (a, b) in enumerate(zip(left, right, strict=True))]
+    if parts is not None:
+        return next(filter(None, (_find_difference(a, b, part) for part, a, b in parts)), None)
     if type(left) is not type(right) or left != right:
-        return f"{path or 'the result'} is {_short(left)} in one and {_short(right)} in the other"
+        return f"{path or 'the result'} is {left!r:.80} in one and {right!r:.80} in the other"
     return None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,11 +2,10 @@
 
 import json
 import os
-import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TextIO
 
@@ -22,6 +21,7 @@ from openenv_core.checker.check import (
     run_with_timeout,
 )
 from openenv_core.checker.subject import Subject
+from openenv_core.cli.command import sanitize
 from openenv_core.errors import ClientError, ConnectionFailedError, ExecutionError, RequestTimeoutError
 
 
@@ -92,8 +92,35 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
         return Status.WARNED, warning.message, warning.change
     except NotApplicableError as reason:
         return Status.SKIPPED, str(reason), ""
-    except (CheckError, CheckTimeoutError, ClientError) as error:
-        failure = _failure(subject, check, error)
+    except CheckError as error:
+        failure = error
+    except CheckTimeoutError:
+        failure = CheckError(
+            f"expected the check to end within {check.deadline_s:g} s, got no end",
+            change="find what the environment waits for: each reset, step and read of the state should end by itself",
+            cause=check.name,
+        )
+    except RequestTimeoutError as error:
+        failure = CheckError(
+            f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
+            change="make reset, step and state faster, or raise --step-timeout",
+            cause=check.name,
+        )
+    except ExecutionError as error:
+        text = f"{type(error).__name__}: {error}"
+        failure = CheckError(
+            f"expected the environment to answer, got {text}",
+            change="run `ropewalk serve` with the same target to see the traceback; options that reset needs besides "
+            "a seed belong in validation.episodes.reset_options of openenv.yaml",
+            cause=text,
+        )
+    except ClientError as error:
+        text = f"{type(error).__name__}: {error}"
+        failure = CheckError(
+            f"expected a server that answers, got {text}",
+            change="see the server's output, for example under `ropewalk serve`, and the environment's exceptions",
+            cause=text if isinstance(error, ConnectionFailedError) else check.name,
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # raised by the environment's code, or by the check
@@ -112,39 +139,6 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     return Status.FAILED, failure.message, failure.change
 
 
-def _failure(
-    subject: Subject, check: Check, error: CheckError | CheckTimeoutError | ClientError
-) -> CheckError:
-    """Return an exception as the check's failure; timeouts and client errors count as failures too."""
-    if isinstance(error, CheckError):
-        return error
-    if isinstance(error, CheckTimeoutError):
-        return CheckError(
-            f"expected the check to end within {check.deadline_s:g} s, got no end",
-            change="find what the environment waits for: each reset, step and read of the state should end by itself",
-            cause=check.name,
-        )
-    if isinstance(error, RequestTimeoutError):
-        return CheckError(
-            f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
-            change="make reset, step and state faster, or raise --step-timeout",
-            cause=check.name,
-        )
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, ExecutionError):
-        return CheckError(
-            f"expected the environment to answer, got {text}",
-            change="run `ropewalk serve` with the same target to see the traceback; options that reset needs besides "
-            "a seed belong in validation.episodes.reset_options of openenv.yaml",
-            cause=text,
-        )
-    return CheckError(
-        f"expected a server that answers, got {text}",
-        change="see the server's output, for example under `ropewalk serve`, and the environment's exceptions",
-        cause=text if isinstance(error, ConnectionFailedError) else check.name,
-    )
-
-
 def _describe_location(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
@@ -159,7 +153,6 @@ _MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
 }
 """The mark of each status, its ASCII form, and its ANSI colour."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _WIDTH: Final = 30
 
 
@@ -187,7 +180,7 @@ class Console:
 
     out: TextIO
     total: int
-    _done: int = 0
+    results: list[Result] = field(default_factory=list)
     _level: CheckLevel | None = None
 
     def begin(self, check: Check) -> None:
@@ -196,19 +189,25 @@ class Console:
             self._level = check.level
             self._write(f"{check.level}\n")
         if self._terminal:
-            self._write(f"  … {check.name} ({self._done + 1} of {self.total})")
+            self._write(f"  … {check.name} ({len(self.results) + 1} of {self.total})")
 
     def end(self, result: Result) -> None:
-        """Write a check's result."""
-        self._done += 1
+        """Keep and write a check's result."""
+        self.results.append(result)
         # The message may contain the environment's output, which must not move the cursor.
-        note = f"  {_printable(result.message)}" if result.message and not result.change else ""
+        note = "" if result.change else " ".join(sanitize(result.message).split())
         mark = self._mark(result.status)
         start = "\r\x1b[K" if self._terminal else ""
-        self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{note}\n")
+        self._write(
+            f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s  {note}".rstrip() + "\n"
+        )
 
     def finish(self, report: CheckReport) -> None:
-        """Write failures and warnings with what to change, and the number of results by status."""
+        """Write failures and warnings with what to change, and the number of results by status, or the interruption."""
+        if report.interrupted:
+            self._write("\r\x1b[K" if self._terminal else "")
+            self._write(f"interrupted after {len(report.results)} of {self.total} checks\n")
+            return
         for result in report.of(*BAD, Status.WARNED):
             mark = self._mark(result.status)
             self._write(f"\n{mark} {result.level}.{result.check}: {result.description}\n")
@@ -219,12 +218,6 @@ class Console:
         self._write(
             f"\n{report.target}: {count} check{'' if count == 1 else 's'}: {counts or 'none'} in {elapsed_s:.1f} s\n"
         )
-
-    def interrupted(self) -> None:
-        """Write that the run was interrupted."""
-        if self._terminal:
-            self._write("\r\x1b[K")
-        self._write(f"interrupted after {self._done} of {self.total} checks\n")
 
     @property
     def _terminal(self) -> bool:
@@ -274,10 +267,5 @@ def format_list(checks: Sequence[Check]) -> Iterator[str]:
         yield f"  {check.name:<{_WIDTH}} {check.description}"
 
 
-def _printable(text: str) -> str:
-    """Return text on one line, without control characters."""
-    return " ".join(_CONTROL.sub("�", text).split())
-
-
 def _indent(text: str) -> str:
-    return _CONTROL.sub("�", text).strip().replace("\n", "\n        ")
+    return sanitize(text).strip().replace("\n", "\n        ")

@@ -1,21 +1,24 @@
 """Runs checks in worker processes, one after the other, and survives crashes and hangs."""
 
-import json
 import os
-import select
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import IO, Any, Final
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Final
 
 from pydantic import BaseModel
 
 from openenv_core.checker.check import Check
 from openenv_core.checker.results import Result, Status, result_of
 from openenv_core.checker.subject import CheckLimits
+from openenv_core.guard import guard_command
 from openenv_core.packages import module_command
 from openenv_core.targets import Target
 
@@ -28,6 +31,11 @@ DEADLINE_MARGIN_S: Final = 15.0
 SHUTDOWN_TIMEOUT_S: Final = 60.0
 """Seconds for a worker to stop its servers at the end."""
 
+CLEANUP_TIMEOUT_S: Final = 20.0
+"""Seconds for a worker to stop its servers once it is to end."""
+
+JOB_FILE: Final = "job.json"
+
 _TAIL_CHARS: Final = 2000
 _DUMPED_LINES: Final = 20
 
@@ -38,13 +46,12 @@ _CHANGE: Final = (
 
 
 class Job(BaseModel):
-    """A worker's task, sent as JSON."""
+    """A worker's task, in its file."""
 
     target: Target
     limits: CheckLimits
     token: str | None
     checks: list[str]
-    temporary: str
 
 
 def run_isolated(
@@ -75,58 +82,48 @@ def run_isolated(
                 on_result(worker.result(check))
 
 
+@dataclass
 class _Worker:
-    def __init__(self, process: "subprocess.Popen[bytes]", events: int, log: IO[bytes]) -> None:
-        self._process = process
-        self._events = events
-        self._log = log
-        self._unread = b""
-        self.ended = False
+    _guard: "subprocess.Popen[bytes]"
+    _messages: Connection
+    _log: IO[bytes]
+    ended: bool = False
 
     def result(self, check: Check) -> Result:
         """Wait for the result of the next check; if the worker ends or hangs, return a failure that describes it."""
         started = time.monotonic()
-        deadline = started + START_TIMEOUT_S
-        while (event := self._next_event(deadline)) is not None:
-            if "begin" not in event:
-                return Result.model_validate(event)
-            deadline = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
+        stuck_pid = None
+        try:
+            if self._messages.poll(START_TIMEOUT_S):
+                pid = int(self._messages.recv_bytes())
+                if self._messages.poll(check.deadline_s + DEADLINE_MARGIN_S):
+                    return Result.model_validate_json(self._messages.recv_bytes())
+                stuck_pid = pid
+        except (EOFError, OSError):
+            pass  # it has ended, perhaps within a message
         self.ended = True
-        message = self._describe_end(time.monotonic() > deadline)
+        message = self._describe_end(stuck_pid)
         return result_of(check, Status.FAILED, message, _CHANGE, time.monotonic() - started)
 
     def finish(self) -> None:
         """Wait until the worker has stopped its servers."""
-        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
-        while not self.ended and self._next_event(deadline) is not None:
-            pass
+        if not self.ended:
+            self._messages.poll(SHUTDOWN_TIMEOUT_S)
 
-    def _next_event(self, deadline: float) -> dict[str, Any] | None:
-        """Return the worker's next message; None if it has ended or timed out."""
-        while b"\n" not in self._unread:
-            if not select.select([self._events], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return None
-            if not (read := os.read(self._events, 65_536)):
-                return None
-            self._unread += read
-        line, _, self._unread = self._unread.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def _describe_end(self, timed_out: bool) -> str:
-        if timed_out:
-            self._process.send_signal(signal.SIGABRT)  # faulthandler dumps its threads, and it ends
+    def _describe_end(self, stuck_pid: int | None) -> str:
+        if stuck_pid is not None:
+            os.kill(stuck_pid, signal.SIGABRT)  # faulthandler dumps its threads, and it ends
         try:
-            status = self._process.wait(DEADLINE_MARGIN_S)
+            status = self._guard.wait(DEADLINE_MARGIN_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
+            self._guard.terminate()
+            status = self._guard.wait()
         self._log.seek(0)
         output = _output_tail(self._log.read().decode(errors="replace"))
-        ending = f"signal {-status}" if status < 0 else f"status {status}"
+        ending = f"signal {status - 128}" if status > 128 else f"status {status}"
         message = (
             "expected the check to end, got a process that never releases the GIL; it was killed"
-            if timed_out
+            if stuck_pid is not None
             else f"expected the process that plays the environment to stay alive, but it ended with {ending}"
         )
         return f"{message}; its output: {output}" if output else message
@@ -142,51 +139,23 @@ def _output_tail(text: str) -> str:
 def _run_worker(
     target: Target, limits: CheckLimits, token: str | None, checks: Sequence[Check]
 ) -> Iterator[_Worker]:
-    read, write = os.pipe()
-    # A worker that is killed during a check leaves temporary files, which are removed with this folder.
+    messages, sender = Pipe(duplex=False)
     directory = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
-    with directory as temporary, tempfile.TemporaryFile() as log:
-        names = [check.name for check in checks]
-        job = Job(target=target, limits=limits, token=token, checks=names, temporary=temporary)
-        try:
-            # The environment's output is not part of the report.
-            process = subprocess.Popen(
-                [*module_command("openenv_core.checker.worker"), str(write)],
+    with messages, directory as temporary, tempfile.TemporaryFile() as log:
+        job = Job(target=target, limits=limits, token=token, checks=[check.name for check in checks])
+        Path(temporary, JOB_FILE).write_text(job.model_dump_json(), encoding="utf-8")
+        with sender:
+            fd = sender.fileno()
+            command = [*module_command("openenv_core.checker.worker"), str(fd)]
+            guard = subprocess.Popen(
+                guard_command(command, grace_s=CLEANUP_TIMEOUT_S, inherited_fd=fd, folder=temporary),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # the environment's output is not part of the report
                 stderr=log,
                 env={**os.environ, "TMPDIR": temporary},
-                pass_fds=(write,),
+                pass_fds=(fd,),
             )
-        except BaseException:
-            os.close(read)
-            raise
-        finally:
-            os.close(write)
-        assert process.stdin is not None
-        worker = _Worker(process, read, log)
-        try:
-            # A worker that has already ended is noticed when its results are read.
-            with suppress(BrokenPipeError):
-                process.stdin.write(job.model_dump_json().encode() + b"\n")
-                process.stdin.flush()
+        with guard:  # which closes its input, and so ends the worker, if it is running
+            worker = _Worker(guard, messages, log)
             yield worker
             worker.finish()
-        finally:
-            _stop_worker(process)
-            os.close(read)
-
-
-def _stop_worker(process: "subprocess.Popen[bytes]") -> None:
-    """End the worker, if it is running. Its servers end with it, at the latest through their guards."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(DEADLINE_MARGIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    finally:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.close()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from threading import Barrier, BrokenBarrierError
 from typing import Any, Final, TypeAlias
 
@@ -143,10 +144,10 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
                 raise NotApplicableError("the environment does not declare that it can be forked (FORKABLE)")
             play(original, seed, actions[:half])
             with _expect_forkable(), original.snapshot() as state:
-                with _fork(subject, original, state) as other:
+                with _fork(subject, state) as other:
                     _continue_episode(other, draw_actions(subject, number + 1))
                     play(other, seed + 1, actions)
-                with _fork(subject, original, state) as fork:
+                with _fork(subject, state) as fork:
                     continued = {
                         "a fork": _continue_episode(fork, rest),
                         "the original": _continue_episode(original, rest),
@@ -162,8 +163,8 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
 
 
 @contextmanager
-def _fork(subject: Subject, original: LocalEnvironment, state: Any) -> Iterator[LocalEnvironment]:
-    with LocalEnvironment(subject.app, subject.reset_options, original) as fork:
+def _fork(subject: Subject, state: Any) -> Iterator[LocalEnvironment]:
+    with LocalEnvironment(subject.app, subject.reset_options) as fork:
         fork.restore(state)
         yield fork
 
@@ -221,18 +222,13 @@ def _is_local(subject: Subject) -> bool:
         return False
 
 
+@lru_cache(maxsize=1)  # several checks of a subject need it
 def _find_nondeterminism(subject: Subject) -> str | None:
-    def find() -> str | None:
-        for seed, actions in _make_job(subject):
-            difference = find_difference(
-                _play_fresh(subject, seed, actions), _play_fresh(subject, seed, actions)
-            )
-            if difference is not None:
-                return f"with seed {seed}, {difference}"
-        return None
-
-    difference: str | None = subject.compute_cached("nondeterminism", find)
-    return difference
+    for seed, actions in _make_job(subject):
+        first, second = (_play_fresh(subject, seed, actions) for _ in range(2))
+        if (difference := find_difference(first, second)) is not None:
+            return f"with seed {seed}, {difference}"
+    return None
 
 
 def _find_shared_attribute(subject: Subject) -> str | None:
@@ -273,10 +269,6 @@ def _play_fresh(
         return play(instance, seed, actions)
 
 
-SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
-"""A session's episode: each result, with the episode_id and step_count of the state after it."""
-
-
 @check(CheckLevel.SEMANTIC, deadline_s=600.0)
 def check_sessions_are_separate(subject: Subject) -> str:
     """Sessions that play at the same time see what each would see alone."""
@@ -289,12 +281,20 @@ def check_sessions_are_separate(subject: Subject) -> str:
         for client in clients:
             client.close()
         isolated = [_play_isolated(subject, number, url) for number in range(len(clients))]
-    if (difference := _compare_sessions(isolated, concurrent, repeats(subject))) is not None:
-        raise CheckError(
-            f"expected {len(clients)} concurrent sessions not to interfere, got: {difference}",
-            change="keep an episode's state in attributes that __init__ or reset sets on self, never on the class or "
-            "in the module; if instances cannot share a process, set SUPPORTS_CONCURRENT_SESSIONS = False",
-        )
+    results_repeat = repeats(subject)
+    for number, (alone, beside) in enumerate(zip(isolated, concurrent, strict=True)):
+        if not results_repeat:  # the ids and counts of the states still must
+            pairs = zip(alone, beside, strict=False)
+            alone, beside = zip(
+                *(({"state": a["state"]}, {"state": b["state"]}) for a, b in pairs), strict=True
+            )
+        if (difference := find_difference(alone, beside)) is not None:
+            raise CheckError(
+                f"expected {len(clients)} concurrent sessions not to interfere, got: in session {number}, {difference} "
+                f"(alone, and beside {len(clients) - 1} others)",
+                change="keep an episode's state in attributes that __init__ or reset sets on self, never on the class "
+                "or in the module; if instances cannot share a process, set SUPPORTS_CONCURRENT_SESSIONS = False",
+            )
     return f"{len(clients)} sessions"
 
 
@@ -322,35 +322,29 @@ def _open_sessions(subject: Subject, stack: ExitStack, url: str) -> list[Client]
     return clients
 
 
-def _play_concurrently(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
+def _play_concurrently(subject: Subject, clients: Sequence[Client]) -> list[Sequence[Result]]:
     """Play an episode in each session, all at the same time."""
     barrier = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
 
-    def play(number: int) -> SessionTrace:
-        trace: SessionTrace = []
-        session = _play_session(subject, clients[number], number, trace)
+    def play(number: int) -> Sequence[Result]:
+        session = _play_session(subject, clients[number], number)
         try:
-            next(session)
+            first = next(session)
             barrier.wait()  # every episode has begun before any goes on
-            for _ in session:
-                pass
+            return [first, *session]
+        except BrokenBarrierError:
+            return []  # another one has failed, with the error that is raised
         except BaseException:
             barrier.abort()
             raise
-        return trace
 
-    with ThreadPoolExecutor(len(clients), thread_name_prefix="openenv-check-sessions") as pool:
-        futures = [pool.submit(play, number) for number in range(len(clients))]
-    failures = [error for future in futures if (error := future.exception()) is not None]
-    first = next((error for error in failures if not isinstance(error, BrokenBarrierError)), None)
-    if first is not None:
-        with expect_answer(f"{len(clients)} episodes at once"):
-            raise first
-    return [future.result() for future in futures]
+    pool = ThreadPoolExecutor(len(clients), thread_name_prefix="openenv-check-sessions")
+    with expect_answer(f"{len(clients)} episodes at once"), pool:
+        return list(pool.map(play, range(len(clients))))
 
 
-def _play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
-    """Play an episode; yield after its reset and after each step."""
+def _play_session(subject: Subject, client: Client, number: int) -> Iterator[Result]:
+    """Play an episode; yield each result, with the episode_id and step_count of the state after it."""
     episode = turns(
         client,
         subject.limits.seed + number,
@@ -359,42 +353,10 @@ def _play_session(subject: Subject, client: Client, number: int, trace: SessionT
     )
     for turn in episode:
         state = client.state()
-        trace.append((turn.wire_result, (state.get("episode_id"), state.get("step_count"))))
-        yield
+        yield {**turn.wire_result, "state": {name: state.get(name) for name in ("episode_id", "step_count")}}
 
 
-def _play_isolated(subject: Subject, number: int, url: str) -> SessionTrace:
+def _play_isolated(subject: Subject, number: int, url: str) -> Sequence[Result]:
     """Play a session's episode while no other session plays."""
-    trace: SessionTrace = []
     with subject.client(url) as client, expect_answer("an episode"):
-        for _ in _play_session(subject, client, number, trace):
-            pass
-    return trace
-
-
-def _compare_sessions(
-    isolated: Sequence[SessionTrace], concurrent: Sequence[SessionTrace], results: bool
-) -> str | None:
-    """Return a description of the first difference between concurrent sessions and each one alone, or None.
-
-    Args:
-        isolated: Traces of each session alone.
-        concurrent: Traces of the sessions played at the same time.
-        results: Whether to compare results too; otherwise only the state's episode_id and step_count.
-    """
-    for number, (isolated_trace, concurrent_trace) in enumerate(zip(isolated, concurrent, strict=True)):
-        difference = (
-            find_difference(
-                *([result for result, _ in trace] for trace in (isolated_trace, concurrent_trace))
-            )
-            if results
-            else None
-        )
-        for step, ((_, left), (_, right)) in enumerate(zip(isolated_trace, concurrent_trace, strict=False)):
-            if difference is None and left != right:
-                difference = (
-                    f"after {step} steps, the state's episode_id and step_count are {left} and {right}"
-                )
-        if difference is not None:
-            return f"in session {number}, {difference} (alone, and beside {len(isolated) - 1} others)"
-    return None
+        return list(_play_session(subject, client, number))

@@ -1,16 +1,18 @@
 """The environment under test: its manifest, application, servers and clients, as used by checks."""
 
+import asyncio
 import io
 import random
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from openenv_core.adapters.episode import fetch_schema
 from openenv_core.checker import drawing
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
 from openenv_core.client import GenericEnvClient, SyncEnvClient
@@ -18,9 +20,10 @@ from openenv_core.errors import (
     ConfigurationError,
     ImageNotFoundError,
     OpenEnvError,
+    ProtocolError,
     ProviderError,
 )
-from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_keys, parse_manifest
 from openenv_core.providers import LocalDockerProvider, LocalProcessProvider
 from openenv_core.targets import (
     AppDescription,
@@ -36,7 +39,7 @@ from openenv_core.targets import (
 from openenv_core.types import StepResult
 
 if TYPE_CHECKING:
-    import httpx
+    pass
 
 Client: TypeAlias = SyncEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]
 
@@ -131,10 +134,6 @@ class Subject:
         self._shared: SubjectServer | None = None
         self._start_failure: CheckError | None = None
         self._closed = False
-        self._app: AppDescription | CheckError | NotApplicableError | None = None
-        self._clients: list[Client] = []
-        self._pool: drawing.ActionPool | None = None
-        self._cache: dict[str, Any] = {}
         self.reported: dict[str, str] = {}
 
     @classmethod
@@ -153,8 +152,7 @@ class Subject:
         text = self.target.text
         if self.kind is TargetKind.URL:
             try:
-                with self.http() as http:
-                    http.get("/health")
+                self.health_status()
             except CheckError as error:
                 raise ConfigurationError(f"{error.message}; start it first") from None
         elif self.kind is TargetKind.IMAGE:
@@ -210,7 +208,7 @@ class Subject:
         except (CheckError, NotApplicableError):
             return Manifest(spec_version=1, name="unknown")
 
-    @property
+    @cached_property
     def app(self) -> AppDescription:
         """The application's description. It is imported here only after a server process has imported it successfully.
 
@@ -220,13 +218,25 @@ class Subject:
         """
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
             raise NotApplicableError(f"a target of kind {self.kind} has no code to import")
-        with self._lock:
-            if self._app is None:
-                assert self.url
-                self._app = _describe_import(self.target.text, self.limits.start_timeout_s)
-            if isinstance(self._app, Exception):
-                raise self._app
-            return self._app
+        assert self.url
+        text, seconds = self.target.text, self.limits.start_timeout_s
+        try:
+            return run_with_timeout(seconds, lambda: load_app(text), "openenv-import")
+        except ConfigurationError as error:
+            raise NotApplicableError(str(error)) from error
+        except CheckTimeoutError as error:
+            raise CheckError(
+                f"expected to import {text} within {seconds:g} s, got no end",
+                change="do the work in the environment's constructor or reset, not while the module is imported",
+            ) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # raised by the author's module
+            raise CheckError(
+                f"expected to import {text}, got {type(error).__name__}: {error}",
+                change="make the application importable; run `ropewalk serve` with the same target to see the "
+                "traceback",
+            ) from error
 
     @property
     def cap(self) -> int | None:
@@ -262,45 +272,22 @@ class Subject:
                     raise
             return self._shared
 
-    def _new_server(
-        self,
-        env_vars: Mapping[str, str] | None = None,
-        docker_options: Mapping[str, Any] | None = None,
-        serve_options: Mapping[str, Any] | None = None,
-    ) -> SubjectServer:
-        options = [
-            word
-            for name, value in (serve_options or {}).items()
-            for word in (f"--{name.replace('_', '-')}", str(value))
-        ]
+    def _new_server(self, env_vars: Mapping[str, str] | None = None) -> SubjectServer:
         if self._closed:
             raise NotApplicableError("the checker is shutting down")
         server: SubjectServer = provider_of(
-            self.target,
-            env_vars=env_vars,
-            start_timeout_s=self.limits.start_timeout_s,
-            docker_options=docker_options,
-            serve_options=tuple(options),
+            self.target, env_vars=env_vars, start_timeout_s=self.limits.start_timeout_s
         )
         with self._lock:
             self._servers.append(server)
         return server
 
     @contextmanager
-    def server(
-        self,
-        *,
-        env_vars: Mapping[str, str] | None = None,
-        docker_options: Mapping[str, Any] | None = None,
-        **serve_options: Any,
-    ) -> Iterator[SubjectServer]:
+    def server(self, env_vars: Mapping[str, str] | None = None) -> Iterator[SubjectServer]:
         """Start a separate server for the block, and yield its provider.
 
         Args:
             env_vars: Environment variables of the server.
-            docker_options: Fields of `ContainerOptions`, if the target is an image.
-            serve_options: Options of `ropewalk serve` with underscores: `max_sessions=4` is `--max-sessions 4`.
-                They do not apply to images, which have their own command.
 
         Raises:
             NotApplicableError: The target is a URL, whose server cannot be started from here.
@@ -308,7 +295,7 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             raise NotApplicableError("the checker cannot start, kill or measure a server at a URL")
-        server = self._new_server(env_vars, docker_options, serve_options)
+        server = self._new_server(env_vars)
         try:
             start_server(server)
             yield server
@@ -318,17 +305,17 @@ class Subject:
                 self._servers.remove(server)
 
     @contextmanager
-    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, SubjectServer | None]]:
+    def server_or_url(self) -> Iterator[tuple[str, SubjectServer | None]]:
         """Start a separate server and yield its URL and provider; if the target is a URL, yield that and None."""
         if self.kind is TargetKind.URL:
             yield self.url, None
             return
-        with self.server(**serve_options) as server:
+        with self.server() as server:
             assert server.url is not None
             yield server.url, server
 
     def client(self, url: str | None = None, **options: Any) -> Client:
-        """Return an unconnected client with dicts for models. Use it in `with`, or close it."""
+        """Return an unconnected client with dicts for models, for a `with`."""
         client_options: dict[str, Any] = {
             "message_timeout_s": self.limits.step_timeout_s,
             "mode": "simulation",
@@ -338,18 +325,13 @@ class Subject:
         }
         frame_client = FrameClient(url or self.url, **client_options)
         frame_client.reset_options = self.reset_options
-        client = frame_client.sync()
-        with self._lock:
-            self._clients = [known for known in self._clients if not known.async_client.closed]
-            self._clients.append(client)
-        return client
+        return frame_client.sync()
 
-    @contextmanager
-    def http(self, url: str | None = None) -> "Iterator[httpx.Client]":
-        """Open an HTTP client to a server, the shared one by default.
+    def health_status(self, url: str | None = None) -> int:
+        """Return the status of GET /health of a server, the shared one by default.
 
         Raises:
-            CheckError: A request in the block gets no reply.
+            CheckError: The request gets no reply.
         """
         import httpx
 
@@ -357,12 +339,8 @@ class Subject:
 
         address = url or self.url
         try:
-            with client_for(address, self.token) as client:
-                client.base_url, client.timeout = (
-                    httpx.URL(address),
-                    httpx.Timeout(self.limits.step_timeout_s),
-                )
-                yield client
+            with client_for(address, self.token) as http:
+                return http.get(f"{address}/health", timeout=self.limits.step_timeout_s).status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CheckError(
                 f"expected a server at {address} that answers, got {type(error).__name__}: {error}",
@@ -376,20 +354,13 @@ class Subject:
         Raises:
             CheckError: The reply does not contain these.
         """
-        with self.http() as http:
-            reply = http.get("/schema")
         try:
-            document = reply.json()
-        except ValueError:
-            document = None
-        keys = ("action", "observation", "state")
-        if reply.status_code != 200 or not isinstance(document, dict) or not all(n in document for n in keys):
+            return asyncio.run(fetch_schema(self.url, token=self.token, timeout_s=self.limits.step_timeout_s))
+        except ProtocolError as error:
             raise CheckError(
-                f"expected GET /schema to answer 200 with action, observation and state, got "
-                f"{reply.status_code} {reply.text[:200]}",
+                f"expected GET /schema to answer with action, observation and state, got: {error}",
                 change="serve with create_app, and give it the models",
-            )
-        return document
+            ) from error
 
     def actions(self, seed: int | random.Random | None = None) -> Iterator[dict[str, Any]]:
         """Yield valid actions without end; the same ones for the same seed.
@@ -397,37 +368,24 @@ class Subject:
         They are the manifest's `example_actions` and the schema's `examples`, if any; otherwise calls of the
         environment's tools if its actions are tool calls, or values of the schema.
         """
-        with self._lock:
-            if self._pool is None:
-                self._pool = drawing.pool(
-                    self.schema["action"],
-                    self.manifest_or_defaults.validation.episodes.example_actions,
-                    self._tools,
-                    self.limits.seed,
-                )
         draw = seed if isinstance(seed, random.Random) else random.Random(f"{self.limits.seed}/{seed}")
         return self._pool.draw(draw)
+
+    @cached_property
+    def _pool(self) -> drawing.ActionPool:
+        examples = self.manifest_or_defaults.validation.episodes.example_actions
+        return drawing.pool(self.schema["action"], examples, self._tools, self.limits.seed)
 
     @property
     def reset_options(self) -> dict[str, Any]:
         """Options for every reset, from the manifest."""
         return self.manifest_or_defaults.validation.episodes.reset_options
 
-    def compute_cached(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return the cached result of a function, calling it the first time, so that checks can share results."""
-        if name not in self._cache:
-            self._cache[name] = compute()
-        return self._cache[name]
-
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
-        clients, self._clients = self._clients, []
         self._closed = True
         for server in list(self._servers):
             server.stop()
-        for client in clients:
-            with suppress(Exception):  # a failure to close does not matter any more
-                run_with_timeout(SLOT_WAIT_S, client.close)
 
     def __enter__(self) -> Self:
         return self
@@ -449,7 +407,7 @@ class Subject:
                 text = "" if file is None else file.read().decode("utf-8", "replace")
         except (OpenEnvError, tarfile.TarError) as error:
             raise NotApplicableError(f"the image has no {_MANIFEST_IN_IMAGE}: {error}") from error
-        return load_manifest(text, _MANIFEST_IN_IMAGE)
+        return parse_manifest(load_keys(text, _MANIFEST_IN_IMAGE))
 
     def _tools(self) -> list[dict[str, Any]]:
         with self.client() as client:
@@ -466,24 +424,4 @@ def _require_image(image: str) -> None:
         raise ImageNotFoundError(
             f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
             "`ropewalk list` shows the names, and `ropewalk build PATH` makes an image"
-        )
-
-
-def _describe_import(text: str, seconds: float) -> AppDescription | CheckError | NotApplicableError:
-    """Import an application; return its description, or the error if it cannot be imported in time."""
-    try:
-        return run_with_timeout(seconds, lambda: load_app(text), "openenv-import")
-    except ConfigurationError as error:
-        return NotApplicableError(str(error))
-    except CheckTimeoutError:
-        return CheckError(
-            f"expected to import {text} within {seconds:g} s, got no end",
-            change="do the work in the environment's constructor or reset, not while the module is imported",
-        )
-    except BaseException as error:  # raised by the author's module
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return CheckError(
-            f"expected to import {text}, got {type(error).__name__}: {error}",
-            change="make the application importable; run `ropewalk serve` with the same target to see the traceback",
         )

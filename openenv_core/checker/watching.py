@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -56,13 +57,12 @@ def server_pids(server: SubjectServer) -> list[int]:
 def measure_usage(pids: Iterable[int]) -> dict[str, int]:
     """Return the total memory in bytes, threads, and open files and sockets of processes, and the number alive."""
     psutil = import_package("psutil")
-    totals = dict.fromkeys(("memory", "threads", "files", "processes"), 0)
+    totals = Counter(memory=0, threads=0, files=0, processes=0)
     for pid in pids:
         with suppress(psutil.Error):  # it has ended
             process = psutil.Process(pid)
-            values = process.memory_info().rss, process.num_threads(), process.num_fds(), 1
-            for name, value in zip(totals, values, strict=True):
-                totals[name] += value
+            memory, threads, files = process.memory_info().rss, process.num_threads(), process.num_fds()
+            totals.update(memory=memory, threads=threads, files=files, processes=1)
     return totals
 
 

@@ -8,10 +8,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.cli.command import Command, read_object, sanitize
 from openenv_core.errors import ConfigurationError, ConnectionFailedError, OpenEnvError, ProviderError
@@ -24,7 +24,47 @@ if TYPE_CHECKING:
 FOLDER: Final = "evals"
 RUN_FILE: Final = "config.yaml"
 """File with the configuration of an evaluation by `--config`, for `--resume`."""
-MAX_SHOWN_TASKS: Final = 20
+MAX_SHOWN_ENDS: Final = 10
+"""Tasks shown at each end of those that differ, in order of the difference."""
+
+
+_SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "episodes": {
+        "--episodes": ("N", "tasks: seeds from --seed on, or indexes of --split (100)"),
+        "--seed": ("N", "the first seed, also of a policy's random choices (0)"),
+        "--split": ("NAME", "play the first tasks of this split instead of seeds"),
+        "--repetitions": ("N", "episodes of each task, for pass@k (1)"),
+        "--reset": ("JSON", "further options of every reset"),
+        "--seats": (
+            "NAME,...",
+            "in a game of several players: play every task once in each of these seats, with figures of each; the "
+            "server's policies play the others",
+        ),
+        "--max-turns": ("N", "most actions, or answers, of an episode (64)"),
+        "--success": ("REWARD", "least reward of a success (by default above 0)"),
+    },
+    "models": {
+        "--model": ("NAME", "the served model's name; needed only if there are several"),
+        "--mode": ("{tools,text}", "tool calls by the protocol, or written as text (tools)"),
+        "--system": ("TEXT", "system message of each chat"),
+        "--temperature": ("T", "0 takes the most likely token (0)"),
+        "--max-tokens": ("N", "most tokens of an answer (1024)"),
+        "--key-variable": ("NAME", "environment variable with the server's key"),
+        "--policy-timeout": ("SECONDS", "timeout of an answer, retries included (600)"),
+        "--agent-timeout": ("SECONDS", "an agent's time for an episode (600)"),
+    },
+    "sessions": {
+        "--sessions": ("N", "concurrent episodes (64)"),
+        "--timeout": ("SECONDS", "timeout of a reset or step (60)"),
+        "--patience": ("SECONDS", "how long a lost episode is retried (60)"),
+    },
+}
+"""Options that set a field of `EvaluationSettings`, which reads and checks their texts, by the group in the help."""
+
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "--reset": read_object,
+    "--seats": lambda text: text.split(","),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,81 +97,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--compare", nargs=2, metavar=("A", "B"), help="compare two evaluations' folders task by task; no ENV"
     )
     add("--json", action="store_true", help="print the figures as one JSON document")
-    tasks = parser.add_argument_group("episodes")
-    tasks.add_argument(
-        "--episodes", type=int, metavar="N", help="tasks: seeds from --seed on, or indexes of --split (100)"
-    )
-    tasks.add_argument(
-        "--seed", type=int, metavar="N", help="the first seed, also of a policy's random choices (0)"
-    )
-    tasks.add_argument("--split", metavar="NAME", help="play the first tasks of this split instead of seeds")
-    tasks.add_argument("--repetitions", type=int, metavar="N", help="episodes of each task, for pass@k (1)")
-    tasks.add_argument("--reset", type=read_object, metavar="JSON", help="further options of every reset")
-    tasks.add_argument(
-        "--seats",
-        type=lambda text: text.split(","),
-        metavar="NAME,...",
-        help="in a game of several players: play every task once in each of these seats, with figures of each; the "
-        "server's policies play the others",
-    )
-    tasks.add_argument(
-        "--max-turns", type=int, metavar="N", help="most actions, or answers, of an episode (64)"
-    )
-    tasks.add_argument(
-        "--success", type=float, metavar="REWARD", help="least reward of a success (by default above 0)"
-    )
-    model = parser.add_argument_group("models")
-    model.add_argument(
-        "--model", metavar="NAME", help="the served model's name; needed only if there are several"
-    )
-    model.add_argument(
-        "--mode", choices=("tools", "text"), help="tool calls by the protocol, or written as text (tools)"
-    )
-    model.add_argument("--system", metavar="TEXT", help="system message of each chat")
-    model.add_argument("--temperature", type=float, metavar="T", help="0 takes the most likely token (0)")
-    model.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (1024)")
-    model.add_argument("--key-variable", metavar="NAME", help="environment variable with the server's key")
-    model.add_argument(
-        "--policy-timeout", type=float, metavar="SECONDS", help="timeout of an answer, retries included (600)"
-    )
-    model.add_argument(
-        "--agent-timeout", type=float, metavar="SECONDS", help="an agent's time for an episode (600)"
-    )
-    model.add_argument(
+    add(
         "--agent-sandbox",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="whether an agent's program is confined to an empty folder and, of all networks, to model and tools "
         "(where this machine permits it)",
     )
-    group = parser.add_argument_group("sessions")
-    group.add_argument("--sessions", type=int, metavar="N", help="concurrent episodes (64)")
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of a reset or step (60)")
-    group.add_argument(
-        "--patience", type=float, metavar="SECONDS", help="how long a lost episode is retried (60)"
-    )
+    for title, options in _SETTINGS.items():
+        group = parser.add_argument_group(title)
+        for option, (metavar, text) in options.items():
+            group.add_argument(option, metavar=metavar, help=text, type=_READERS.get(option, str))
     run = parser.add_argument_group("held-out episodes of a training run")
     run.add_argument("--config", metavar="FILE", help="a run's YAML file: its environments, task and policy")
     run.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
 
 
-_PLAYING: Final = (
-    *(
-        "policy",
-        "agent",
-        "agent_sandbox",
-        "model",
-        "mode",
-        "system",
-        "temperature",
-        "max_tokens",
-        "key_variable",
-        "episodes",
-        "seed",
-    ),
-    *("split", "repetitions", "reset", "seats", "max_turns", "success", "sessions"),
-)
-_SECONDS: Final = ("policy_timeout", "agent_timeout", "timeout", "patience")
 _ALONE: Final = {
     "config": ("name",),
     "compare": ("json",),
@@ -218,8 +199,8 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
         )
     if len(set(arguments.targets)) < len(arguments.targets):
         raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.targets)}")
-    fields = {name: getattr(arguments, name) for name in _PLAYING}
-    fields |= {f"{name}_s": getattr(arguments, name) for name in _SECONDS}
+    names = EvaluationSettings.model_fields.keys() - {"environments"}
+    fields = {name: getattr(arguments, name.removesuffix("_s")) for name in names}
     values = {name: value for name, value in fields.items() if value is not None}
     try:
         return EvaluationSettings(environments=tuple(arguments.targets), **values)
@@ -376,26 +357,12 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
             _print_status(
                 f"{name}: {row['unpaired']} tasks have a reward in one of the two alone, and are left out"
             )
-        changed_tasks = {task: means for task, means in row["by_task"].items() if means[0] != means[1]}
-        order = sorted(
-            changed_tasks, key=lambda task: (changed_tasks[task][1] - changed_tasks[task][0], int(task))
-        )
-        listed = (
-            order
-            if len(order) <= MAX_SHOWN_TASKS
-            else order[: MAX_SHOWN_TASKS // 2] + order[-MAX_SHOWN_TASKS // 2 :]
-        )
+        by_task = row["by_task"]
+        changes = {task: b - a for task, (a, b) in by_task.items() if a != b}
+        order = sorted(changes, key=lambda task: (changes[task], int(task)))
+        listed = order[:MAX_SHOWN_ENDS] + order[MAX_SHOWN_ENDS:][-MAX_SHOWN_ENDS:]
         if listed:
-            lines = [
-                [
-                    task,
-                    *map(
-                        _format_number,
-                        (*changed_tasks[task], changed_tasks[task][1] - changed_tasks[task][0]),
-                    ),
-                ]
-                for task in listed
-            ]
+            lines = [[task, *map(_format_number, (*by_task[task], changes[task]))] for task in listed]
             print("\n" + "\n".join(table_lines([f"{name}: task", "A", "B", "B - A"], lines)))
         if len(listed) < len(order):
             print(f"the {len(listed)} that differ most of {len(order):,} that do; --json has all")

@@ -132,13 +132,8 @@ def _print_status(fleet: "ServerFleet", *, as_json: bool) -> None:
         rows.append((server, load))
     if as_json:
         servers = [
-            {
-                "name": server.name,
-                "url": server.url,
-                "ready": server.ready,
-                "sessions": load and load.in_use,
-                "waiting": load and load.waiting,
-            }
+            {name: getattr(server, name) for name in ("name", "url", "ready")}
+            | {"sessions": load and load.in_use, "waiting": load and load.waiting}
             for server, load in rows
         ]
         print(json.dumps({"name": fleet.name, "servers": servers}, indent=2))

@@ -87,11 +87,7 @@ def _make_file(arguments: argparse.Namespace, names: "EnvironmentNames", parent:
         )
         _print_steps(steps)
     if arguments.task:
-        run, task = sorted(make_file_task(names, arguments.dir))
-        print(f"\n{os.path.relpath(task)}, {os.path.relpath(run)}: a task and a run's configuration.\n")
-        if (folder := os.path.relpath(task.parent)) != ".":
-            print(f"  cd {shlex.quote(folder)}")
-        print(f"  ropewalk train --config {run.name} model.path=FOLDER")
+        _print_task(make_file_task(names, arguments.dir), "", " model.path=FOLDER")
     return 0
 
 
@@ -136,16 +132,16 @@ def _make_package(arguments: argparse.Namespace, names: "EnvironmentNames", pare
     return 0
 
 
-def _print_task(files: list[Path]) -> None:
+def _print_task(
+    files: list[Path],
+    hint: str = " To train a policy here, in two minutes on two cores:",
+    overrides: str = "",
+) -> None:
     run, task = sorted(files)  # NAME.yaml, NAME_task.py
-    folder = os.path.relpath(task.parent)
-    names = f"{os.path.relpath(task)}, {os.path.relpath(run)}"
-    print(
-        f"\n{names}: a task and a run's configuration. To train a policy here, in two minutes on two cores:\n"
-    )
-    if folder != ".":
+    print(f"\n{os.path.relpath(task)}, {os.path.relpath(run)}: a task and a run's configuration.{hint}\n")
+    if (folder := os.path.relpath(task.parent)) != ".":
         print(f"  cd {shlex.quote(folder)}")
-    print(f"  ropewalk train --config {run.name}")
+    print(f"  ropewalk train --config {run.name}{overrides}")
 
 
 COMMAND = Command(

@@ -14,7 +14,6 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.targets import TargetKind, target_of
 
 if TYPE_CHECKING:
-    from openenv_core.checker.results import Result
     from openenv_core.checker.subject import Subject
 
 _PACKAGES: Final = ("hypothesis", "jsonschema", "packaging", "psutil")
@@ -89,25 +88,22 @@ def run(arguments: argparse.Namespace) -> int:
     _require_packages()
     console = Console(io.StringIO() if arguments.json else sys.stdout, len(checks))
     subject = _subject(arguments)
-    results: list[Result] = []
-    interrupted = False
-
-    def end(result: "Result") -> None:
-        results.append(result)
-        console.end(result)
-
     try:
         run_isolated(
-            subject.target, subject.limits, checks, token=subject.token, on_start=console.begin, on_result=end
+            subject.target,
+            subject.limits,
+            checks,
+            token=subject.token,
+            on_start=console.begin,
+            on_result=console.end,
         )
+        interrupted = False
     except KeyboardInterrupt:
         interrupted = True
-        console.interrupted()
-    report = CheckReport(subject.target.text, tuple(results), interrupted)
+    report = CheckReport(subject.target.text, tuple(console.results), interrupted)
+    console.finish(report)
     if arguments.json:
         print(as_json(report))
-    elif not report.interrupted:
-        console.finish(report)
     if report.interrupted:
         return _INTERRUPTED
     return _PASSED if report.ok else _FAILED

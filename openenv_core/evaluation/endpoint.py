@@ -107,7 +107,7 @@ class EndpointClient:
                 if status == httpx.codes.OK:
                     self.trouble = "no answer"
                     return content
-                text = self._decode_plain(content)
+                text = self._plain(content.decode("utf-8", errors="replace"))
                 self.trouble = f"status {status}: {text}"
                 if status not in BUSY:
                     if method == "POST" and status in REFUSED:
@@ -198,9 +198,6 @@ class EndpointClient:
                 "it has others"
             )
         return key
-
-    def _decode_plain(self, content: bytes) -> str:
-        return self._plain(content.decode("utf-8", errors="replace"))
 
     def _plain(self, text: str) -> str:
         """Return a text without the key, which a server may echo, and without control characters."""

@@ -6,10 +6,10 @@ import json
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import httpx
 from pydantic import BaseModel
@@ -54,6 +54,8 @@ ATTEMPTS: Final = 4
 """Attempts at an episode that fails although the server answers, before it counts as lost."""
 
 REASON_CHARS: Final = 1000
+SessionT = TypeVar("SessionT", GenericEnvClient, TextEpisode)
+
 SEED_BITS: Final = 30
 """Bits of the seed of a chat's first answer; later answers count up from it, and servers take 31 bits at least."""
 
@@ -156,7 +158,7 @@ class Arena:
         sessions = min(self.settings.sessions, len(todo))
         lost = connected_count = 0
         remaining = len(todo)
-        all_done = asyncio.Event()
+        workers: list[asyncio.Task[None]] = []
 
         async def play_next() -> None:
             nonlocal lost, remaining, connected_count
@@ -179,19 +181,15 @@ class Arena:
                             f"{lost} episodes in a row were lost, the last one because: {record.reason}"
                         )
                     if not remaining:
-                        all_done.set()
+                        for worker in workers:  # some may still be waiting for a session
+                            if worker is not asyncio.current_task():
+                                worker.cancel()
             finally:
                 await player.close()
 
-        async def end(group: asyncio.TaskGroup, workers: Sequence[asyncio.Task[None]]) -> None:
-            await all_done.wait()
-            for worker in workers:  # some may still be waiting for a session
-                worker.cancel()
-
         try:
             async with asyncio.TaskGroup() as group:
-                workers = [group.create_task(play_next()) for _ in range(sessions)]
-                group.create_task(end(group, workers))
+                workers += [group.create_task(play_next()) for _ in range(sessions)]
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
 
@@ -238,9 +236,28 @@ class Arena:
             pause = min(2 * pause, MAX_BACKOFF_S)
 
 
-class _Player:
-    def __init__(self, arena: Arena) -> None:
+class _Player(Generic[SessionT]):
+    """Plays episodes in a session, which `make` makes anew once a call in it has failed."""
+
+    def __init__(self, arena: Arena, make: Callable[[], SessionT]) -> None:
         self._arena = arena
+        self._make: Callable[[], SessionT] = make
+        self._session: SessionT = make()
+
+    async def open(self) -> None:
+        """Open the session; a failed connection is ignored here, and raised by the first episode."""
+        with suppress(ConnectionFailedError):
+            await self._session.connect()
+
+    async def leave(self) -> None:
+        """End a session in which a call has failed."""
+        with suppress(ClientError):
+            await self._session.close()
+        self._session = self._make()
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._session.close()
 
     def record(self, episode: PlannedEpisode) -> EpisodeRecord:
         """Return the record of an episode before it is played."""
@@ -273,34 +290,23 @@ class _Player:
         return bool(result.done)
 
 
-class ActionPlayer(_Player):
+class ActionPlayer(_Player[GenericEnvClient]):
     """A session in which an `ActionPolicy` plays."""
 
     def __init__(self, arena: Arena, policy: ActionPolicy, schema: Json) -> None:
-        super().__init__(arena)
+        timeout_s = arena.settings.timeout_s
+        super().__init__(
+            arena, lambda: GenericEnvClient(arena.url, token=arena.token, message_timeout_s=timeout_s)
+        )
         self._policy = policy
         self._schema = schema
-        self._client = GenericEnvClient(
-            arena.url, token=arena.token, message_timeout_s=arena.settings.timeout_s
-        )
-        self.close = self._client.close
-
-    async def open(self) -> None:
-        """Open the session; a failed connection is ignored here, and raised by the first episode."""
-        with suppress(ConnectionFailedError):
-            await self._client.connect()
-
-    async def leave(self) -> None:
-        """Disconnect from a session in which a call has failed."""
-        with suppress(ClientError):
-            await self._client.disconnect()
 
     async def play(self, episode: PlannedEpisode, record: EpisodeRecord) -> None:
         """Play an episode; ClientError if it fails by no fault of the policy."""
-        result = await self._client.reset(**episode.options)
+        result = await self._session.reset(**episode.options)
         tools: list[Json] = []
         if is_of_tools(self._schema):
-            listed = (await self._client.step({"type": "list_tools"})).observation.get("tools")
+            listed = (await self._session.step({"type": "list_tools"})).observation.get("tools")
             tools = [tool for tool in listed or () if isinstance(tool, dict)]
         act = self._policy.begin(self._key(episode), self._schema, tools)
         while not self._end(record, result):
@@ -312,7 +318,7 @@ class ActionPlayer(_Player):
             record.turns.append(turn_record(shown, json.dumps(action, default=str), fresh=not record.turns))
             record.tool_calls += "tool_name" in action
             try:
-                result = await self._client.step(action)
+                result = await self._session.step(action)
             except ValidationFailedError as error:
                 record.ending, record.reason = "refused_action", str(error)[:REASON_CHARS]
                 return
@@ -345,38 +351,17 @@ def _text_of(observation: Json) -> str:
     return text if isinstance(text, str) else json.dumps(observation, ensure_ascii=False, default=str)
 
 
-class ChatPlayer(_Player):
+class ChatPlayer(_Player[TextEpisode]):
     """A session in which a chat model plays, by tool calls or in text, or an agent that has one."""
 
     def __init__(self, arena: Arena, policy: ChatModel | EpisodePolicy) -> None:
-        super().__init__(arena)
+        limits = dict.fromkeys(("step_timeout_s", "reset_timeout_s"), arena.settings.timeout_s)
+        super().__init__(arena, lambda: TextEpisode(arena.url, token=arena.token, **limits))
         self._policy = policy
-        self._episode = self._make_episode()
-
-    def _make_episode(self) -> TextEpisode:
-        timeout_s = self._arena.settings.timeout_s
-        return TextEpisode(
-            self._arena.url, token=self._arena.token, step_timeout_s=timeout_s, reset_timeout_s=timeout_s
-        )
-
-    async def open(self) -> None:
-        """See `ActionPlayer.open`."""
-        with suppress(ConnectionFailedError):
-            await self._episode.connect()
-
-    async def leave(self) -> None:
-        """See `ActionPlayer.leave`."""
-        with suppress(ClientError):
-            await self._episode.close()
-        self._episode = self._make_episode()
-
-    async def close(self) -> None:
-        """End the session."""
-        await self._episode.close()
 
     async def play(self, episode: PlannedEpisode, record: EpisodeRecord) -> None:
         """See `ActionPlayer.play`; PolicyLostError if the model does not answer."""
-        game = self._episode
+        game = self._session
         observation = await game.reset(**episode.options)
         seed = random.Random(self._key(episode)).getrandbits(SEED_BITS)
         record.ending = "completed"
@@ -399,7 +384,7 @@ class ChatPlayer(_Player):
             )
 
     async def _chat(self, model: ChatModel, observation: str, record: EpisodeRecord, seed: int) -> None:
-        settings, game = self._arena.settings, self._episode
+        settings, game = self._arena.settings, self._session
         is_text_mode = settings.mode == "text"
         system = "\n\n".join(filter(None, [settings.system, game.instructions if is_text_mode else None]))
         messages: list[Json] = [{"role": "system", "content": system}] if system else []

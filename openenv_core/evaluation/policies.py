@@ -6,11 +6,11 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final, Protocol, TypeAlias
 
 from pydantic import BaseModel, ValidationError
@@ -187,30 +187,25 @@ async def open_policy(settings: EvaluationSettings, folder: Path) -> AsyncIterat
         settings: The evaluation's settings.
         folder: Its folder, where an agent's outputs are kept.
     """
-    if settings.policy == RANDOM:
-        yield RandomPolicy()
-    elif settings.policy.startswith(("http://", "https://")):
-        model = EndpointModel(settings)
-        try:
+    async with AsyncExitStack() as opened:
+        if settings.policy == RANDOM:
+            yield RandomPolicy()
+        elif settings.policy.startswith(("http://", "https://")):
+            model = EndpointModel(settings)
+            opened.push_async_callback(model.close)
             await model.start()
             if settings.agent is None:
                 yield model
-            else:
-                agent: EpisodePolicy = load_provided("agent", "an agent")(settings, model, folder)
-                try:
-                    yield agent
-                finally:
-                    await agent.close()
-        finally:
-            await model.close()
-    elif _is_folder(settings.policy):
-        checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
-        try:
+                return
+            agent: EpisodePolicy = load_provided("agent", "an agent")(settings, model, folder)
+            opened.push_async_callback(agent.close)
+            yield agent
+        elif _is_folder(settings.policy):
+            checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
+            opened.push_async_callback(checkpoint.close)
             yield checkpoint
-        finally:
-            await checkpoint.close()
-    else:
-        yield CallablePolicy(_import_callable(settings.policy))
+        else:
+            yield CallablePolicy(_import_callable(settings.policy))
 
 
 def _is_folder(policy: str) -> bool:
@@ -227,25 +222,22 @@ def load_provided(name: str, expected: str) -> Any:
 
 
 def _import_callable(text: str) -> Callable[..., Any]:
-    module, colon, attribute = text.rpartition(":" if ":" in text else ".")
-    if not colon or not all(
-        identifier.isidentifier() for identifier in (*module.split("."), *attribute.split("."))
-    ):
-        raise ConfigurationError(
-            f"expected --policy as random, module:callable, a URL up to and with /v1, or a checkpoint's folder, got "
-            f"{text!r}"
-        )
+    if ":" not in text:
+        text = ":".join(text.rpartition(".")[::2])
     if (cwd := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, cwd)
     try:
-        target: Any = import_module(module)
-        for name in attribute.split("."):
-            target = getattr(target, name)
+        target: Callable[..., Any] = resolve_name(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"expected --policy as random, module:callable, a URL up to and with /v1, or a checkpoint's folder, got "
+            f"{text!r}"
+        ) from None
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"cannot import the policy {text!r}{in_place(error)}") from error
     if not callable(target):
         raise ConfigurationError(f"expected {text!r} to be callable, got {type(target).__name__}")
-    return target  # type: ignore[no-any-return]  # checked above
+    return target
 
 
 class _Function(BaseModel):
@@ -339,15 +331,15 @@ class EndpointModel:
         await self._http.close()
 
 
+@dataclass
 class EndpointChat:
     """A `Chat` with an `EndpointModel`."""
 
-    def __init__(self, model: EndpointModel, messages: list[Json], tools: list[Json], seed: int) -> None:
-        self._model = model
-        self._messages = messages
-        self._tools = tools
-        self._seed = seed
-        self._answers = 0
+    _model: EndpointModel
+    _messages: list[Json]
+    _tools: list[Json]
+    _seed: int
+    _answers: int = 0
 
     async def answer(self) -> ChatAnswer | None:
         """See `Chat.answer`."""

@@ -6,9 +6,10 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal, Self, TextIO, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -27,6 +28,8 @@ SETTINGS_FILE: Final = "settings.json"
 RECORDS_FILE: Final = "rollouts/000001.jsonl"
 """Where `ropewalk rollouts` looks for records."""
 FIGURES_FILE: Final = "evaluation.json"
+
+BAR_WIDTH: Final = 30
 
 MAX_TEXT_CHARS: Final = 60_000
 """Limit of one text; the middle of a longer one is left out."""
@@ -384,34 +387,31 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Itera
         yield "  ".join(cells).rstrip()
 
 
+@dataclass
 class ProgressBar:
     """A progress bar on a terminal; elsewhere a line per 10% done."""
 
-    WIDTH: Final = 30
-
-    def __init__(self, title: str, total: int, sink: TextIO | None = None) -> None:
-        self._title = title
-        self._total = total
-        self._sink = sink or sys.stderr
-        self._drawn_tenths = -1
+    title: str
+    total: int
+    _drawn_tenths: int = -1
 
     def update(self, done: int) -> None:
         """Show how many are done."""
-        live = self._sink.isatty()
-        tenths = done * (100 if live else 10) // self._total
+        live = sys.stderr.isatty()
+        tenths = done * (100 if live else 10) // self.total
         if tenths <= self._drawn_tenths or (tenths == 0 and not live):
             return
         self._drawn_tenths = tenths
-        line = f"{self._title}: {done:,} of {self._total:,}"
+        text = f"{self.title}: {done:,} of {self.total:,}\n"
         if live:
-            filled = "#" * (done * self.WIDTH // self._total)
-            line = f"\r{self._title} [{filled:<{self.WIDTH}}] {done:,}/{self._total:,}"
-        self._sink.write(line if live else f"{line}\n")
-        self._sink.flush()
+            filled = "#" * (done * BAR_WIDTH // self.total)
+            text = f"\r{self.title} [{filled:<{BAR_WIDTH}}] {done:,}/{self.total:,}"
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._drawn_tenths >= 0 and self._sink.isatty():
-            self._sink.write("\n")
+        if self._drawn_tenths >= 0 and sys.stderr.isatty():
+            sys.stderr.write("\n")

@@ -135,14 +135,8 @@ def ensure(variant: Variant, *, build_args: Mapping[str, str | None] | None = No
 @contextmanager
 def context() -> Iterator[BuildRequest]:
     """Yield a request to build the base, whose context is a folder that is removed after the block."""
-    try:
-        resources = files(_SHIPPED)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"expected the package {_SHIPPED} of Ropewalk, which holds the base's Dockerfile, got: {error}; "
-            "install ropewalk again"
-        ) from error
-    with tempfile.TemporaryDirectory(prefix="ropewalk-base-") as temporary, as_file(resources) as source:
+    temporary_folder = tempfile.TemporaryDirectory(prefix="ropewalk-base-")
+    with temporary_folder as temporary, as_file(files(_SHIPPED)) as source:
         folder = Path(temporary)
         for name in ("Dockerfile", "healthcheck.py"):
             shutil.copyfile(source / name, folder / name)

@@ -188,9 +188,8 @@ def _dockerfile_of(folder: Path, file: str | None) -> str:
         if not path.is_file() or not path.is_relative_to(folder.resolve()):
             raise ConfigurationError(f"expected a Dockerfile inside {folder}, got {file}")
         return path.relative_to(folder.resolve()).as_posix()
-    for file_name in PLACES:
-        if (folder / file_name).is_file():
-            return file_name
+    if path_found := next((place for place in PLACES if (folder / place).is_file()), None):
+        return path_found
     if not (folder / MANIFEST).is_file():
         raise ConfigurationError(
             f"expected an environment's folder, got {folder}, with neither {MANIFEST} nor a Dockerfile; "

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -76,35 +77,21 @@ def build_image(request: BuildRequest) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="ropewalk-build-") as folder:
         identity = Path(folder) / "image"
-        arguments = [
-            "--force-rm",
-            "--iidfile",
-            str(identity),
-            "--file",
-            str(request.context / request.dockerfile),
-        ]
-        for option, values in (
-            ("--tag", request.tags),
-            (
-                "--build-arg",
-                [name if value is None else f"{name}={value}" for name, value in request.build_args.items()],
-            ),
-            ("--label", [f"{name}={value}" for name, value in request.labels.items()]),
-            ("--target", [request.target] if request.target else []),
-        ):
-            arguments += [argument for value in values for argument in (option, value)]
-        status, output = run_docker("build", *arguments, str(request.context), timeout_s=request.timeout_s)
+        options = [("--iidfile", str(identity)), ("--file", str(request.context / request.dockerfile))]
+        options += [("--tag", tag) for tag in request.tags]
+        for name, value in request.build_args.items():
+            options.append(("--build-arg", name if value is None else f"{name}={value}"))
+        options += [("--label", f"{name}={value}") for name, value in request.labels.items()]
+        options += [("--target", request.target)] if request.target else []
+        words = ("build", "--force-rm", *chain.from_iterable(options), str(request.context))
+        status, output = run_docker(*words, timeout_s=request.timeout_s)
         if status != 0:
-            reason = next(
-                (
-                    line
-                    for line in reversed(output)
-                    if re.search("error|failed|returned", line, re.IGNORECASE)
-                ),
-                f"exit status {status}",
-            )
+            faults = [
+                line.strip() for line in output if re.search("error|failed|returned", line, re.IGNORECASE)
+            ]
+            reason = faults[-1] if faults else f"exit status {status}"
             raise BuildError(
-                f"docker could not build {request.context}: {reason.strip()}\ncorrect that step of the Dockerfile, or "
+                f"docker could not build {request.context}: {reason}\ncorrect that step of the Dockerfile, or "
                 "its input, and build again; docs/images.md says what base, builder and context it has"
             )
         return identity.read_text().strip()

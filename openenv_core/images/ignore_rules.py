@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,57 +14,7 @@ if TYPE_CHECKING:
 
 IGNORE_FILES: Final = (".dockerignore", ".gitignore")
 
-_CACHES: Final = (
-    ".git",
-    ".hg",
-    ".svn",
-    ".venv",
-    "venv",
-    "__pycache__",
-    "*.py[co]",
-    ".*_cache",
-    ".cache",
-    ".hypothesis",
-    ".tox",
-    ".nox",
-    "node_modules",
-    "*.egg-info",
-    ".DS_Store",
-    ".idea",
-    ".vscode",
-)
-_CACHES_AT_THE_TOP: Final = ("build", "dist", "outputs")
-_SECRET_FOLDERS: Final = (".ssh", ".aws", ".docker", ".huggingface")
-_SECRET_FILES: Final = (
-    ".env",
-    ".env.*",
-    "*.env",
-    ".envrc",
-    ".netrc",
-    ".pypirc",
-    ".npmrc",
-    ".git-credentials",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "id_rsa*",
-    "id_ed25519*",
-    "id_ecdsa*",
-    "credentials",
-    "credentials.json",
-    "credentials.y*ml",
-    "token",
-    "tokens",
-    "*.token",
-    "*.tokens",
-    "token.txt",
-    "tokens.txt",
-    "*_token",
-    "*_token.txt",
-)
 _MAY_HOLD_SECRET: Final = "may hold a secret"
-_HARMLESS: Final = (".env.example", ".env.sample", ".env.template")
 _SECRET: Final = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_\w{40,}\b|\bsk-[A-Za-z0-9_-]{20,}|"
     r"\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
@@ -100,7 +50,7 @@ def read_rules(file: Path) -> "PathSpec[Any]":
     with installed_with("author", f"the package pathspec, which reads {file.name}"):
         from pathspec import GitIgnoreSpec, PathSpec
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    if file.name == ".gitignore":
+    if file.name.endswith(".gitignore"):
         return GitIgnoreSpec.from_lines(lines)
     # Docker's patterns are all relative to the folder, and ignore a trailing slash.
     patterns = []
@@ -137,10 +87,9 @@ def secret_in(path: Path) -> bool:
     )
 
 
-def _is_secret_name(name: str) -> bool:
-    """Whether a file of that name is likely to hold a secret."""
-    lower = name.lower()
-    return lower not in _HARMLESS and any(fnmatchcase(lower, pattern) for pattern in _SECRET_FILES)
+@cache
+def _our_rules(name: str) -> "PathSpec[Any]":
+    return read_rules(Path(__file__).with_name(name))
 
 
 def _walk(folder: Path, subfolder: str, rules: "dict[str, PathSpec[Any]]") -> Iterator[WalkEntry]:
@@ -160,13 +109,13 @@ def _walk(folder: Path, subfolder: str, rules: "dict[str, PathSpec[Any]]") -> It
 
 
 def _reason(path: Path, relative: str, rules: "dict[str, PathSpec[Any]]") -> str | None:
-    if path.name.lower() in _SECRET_FOLDERS if path.is_dir() else _is_secret_name(path.name):
+    end = "/" if path.is_dir() else ""
+    if _our_rules("secrets.gitignore").match_file(path.name.lower() + end):
         return _MAY_HOLD_SECRET
-    if relative in _CACHES_AT_THE_TOP or any(fnmatchcase(path.name, pattern) for pattern in _CACHES):
+    if _our_rules("tools.gitignore").match_file(relative + end):
         return "made by a tool"
     if path.is_symlink():
         return "a link"
     if not path.is_dir() and not path.is_file():
         return "not a file"
-    entry = f"{relative}/" if path.is_dir() else relative
-    return next((name for name, spec in rules.items() if spec.match_file(entry)), None)
+    return next((name for name, spec in rules.items() if spec.match_file(relative + end)), None)

@@ -18,18 +18,7 @@ from openenv_core.one_file import read_file_manifest, read_header
 
 _REQUIREMENTS: Final = "requirements.txt"
 
-_DOCKERFILE: Final = """\
-ARG {arg}={base}:latest
-FROM ${{{arg}}}
-
-USER root
-COPY . /app/env
-{install}
-USER env
-EXPOSE {port}
-HEALTHCHECK --interval=30s --timeout=5s --start-period=30s --retries=3 CMD ["healthcheck"]
-CMD ["ropewalk", "serve", "/app/env", "--host", "0.0.0.0", "--port", "{port}"]
-"""
+_DOCKERFILE: Final = Path(__file__).with_name("one_file.Dockerfile")
 
 
 @contextmanager
@@ -63,6 +52,6 @@ def staged_folder(path: Path, name: str) -> Iterator[Path]:
             (folder / _REQUIREMENTS).write_text("".join(f"{each}\n" for each in dependencies))
         install = f"RUN pip install -r /app/env/{_REQUIREMENTS}\n" if dependencies else ""
         (folder / "Dockerfile").write_text(
-            _DOCKERFILE.format(arg=BASE_ARG, base=OUR_BASE, install=install, port=manifest.port)
+            _DOCKERFILE.read_text().format(arg=BASE_ARG, base=OUR_BASE, install=install, port=manifest.port)
         )
         yield folder

@@ -96,23 +96,15 @@ def with_default(text: str, arg: str, value: str) -> str:
 
 def _copy(folder: Path, destination: Path, required: set[str]) -> dict[str, str]:
     """Copy the included files and the `required` ones, even if ignored; return the reasons by path left out."""
-    left_out: dict[str, str] = {}
-    secrets = []
-    for entry in walk(folder):
-        if entry.reason is not None and entry.path not in required:
-            left_out[entry.path] = entry.reason
-            continue
-        if secret_in(folder / entry.path):
-            secrets.append(entry.path)
-        target = destination / entry.path
+    entries = list(walk(folder))
+    left_out = {entry.path: entry.reason for entry in entries if entry.reason and entry.path not in required}
+    present = {name for name in required if (folder / name).is_file()}
+    names = sorted(present | {entry.path for entry in entries if entry.reason is None})
+    for name in names:
+        target = destination / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / entry.path, target)
-    for name in required:
-        if (folder / name).is_file() and not (destination / name).is_file():
-            if secret_in(folder / name):
-                secrets.append(name)
-            (destination / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / name, destination / name)
+        shutil.copyfile(folder / name, target)
+    secrets = [name for name in names if secret_in(folder / name)]
     if secrets:
         raise ConfigurationError(
             f"expected files without secrets, got what looks like a token or a private key in {', '.join(secrets)}; "

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
+from openenv_core.checker.drawing import resolve
 from openenv_core.tools.specs import CALL_FIELDS
 
 Json: TypeAlias = dict[str, Any]
@@ -165,22 +166,11 @@ def _kind(schema: Json) -> str:
 
 
 def _resolve(schema: Any, root: Json) -> Json:
-    """Resolve references, and merge each with its sibling keys."""
-    for _ in range(_FOLLOWED):
-        if not isinstance(schema, Mapping):
-            return {}
-        resolved = dict(schema)
-        if isinstance(reference := resolved.pop("$ref", None), str):
-            target: Any = root
-            for key in reference.removeprefix("#/").split("/"):
-                target = target.get(key, {}) if isinstance(target, Mapping) else {}
-            schema = {**target, **resolved} if isinstance(target, Mapping) else resolved
-        elif isinstance(parts := resolved.get("allOf"), list) and len(parts) == 1:
-            del resolved["allOf"]
-            schema = {**parts[0], **resolved} if isinstance(parts[0], Mapping) else resolved
-        else:
-            return resolved
-    return {}
+    """Return a schema with its references resolved; {} for none, and for one that has no values."""
+    try:
+        return resolve(schema, root) if isinstance(schema, Mapping) else {}
+    except (LookupError, TypeError, ValueError):
+        return {}
 
 
 _SCALARS: Final[Mapping[str, tuple[TypeAdapter[Any], str]]] = {

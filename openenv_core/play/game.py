@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from openenv_core.cli.command import sanitize
@@ -19,18 +20,18 @@ from openenv_core.play.terminal import Terminal, as_json, format_number, observa
 from openenv_core.types import StepResult
 
 
+@dataclass
 class Game:
     """Plays episodes, one after another."""
 
-    def __init__(self, client: SyncEnvClient[Json, Json, Json], terminal: Terminal) -> None:
-        self._client = client
-        self.terminal = terminal
-        self.episodes = 0
-        self._steps = 0
-        self._total: float | None = 0.0  # None if the episode cannot be scored
-        self._running = False
-        self._done = True
-        self._waits = False
+    _client: SyncEnvClient[Json, Json, Json]
+    terminal: Terminal
+    episodes: int = 0
+    _steps: int = 0
+    _total: float | None = 0.0  # None if the episode cannot be scored
+    _running: bool = False
+    _done: bool = True
+    _waits: bool = False
 
     @property
     def over(self) -> bool:
@@ -121,6 +122,7 @@ EXIT_WAIT_S: Final = 2.0
 """Seconds to wait for a server's exit after a lost connection, while a person waits."""
 
 
+@dataclass
 class Loop:
     """The loop of a game: asks for actions, takes steps and reports them until the input ends.
 
@@ -133,54 +135,44 @@ class Loop:
         explain: Shows details of an error.
     """
 
-    def __init__(
-        self,
-        game: Game,
-        prompts: Prompts,
-        *,
-        schema: Json,
-        options: Json,
-        is_server_alive: Callable[[float], bool],
-        explain: Callable[[Exception], None],
-    ) -> None:
-        self._game = game
-        self._terminal = game.terminal
-        self._prompts = prompts
-        self._schema = schema
-        self._options = options
-        self._next_options = {
-            name: value for name, value in options.items() if name != "seed"
-        }  # of later resets
-        self._is_server_alive = is_server_alive
-        self._explain = explain
-        self._failed = 0
+    game: Game
+    prompts: Prompts
+    schema: Json
+    options: Json
+    is_server_alive: Callable[[float], bool]
+    explain: Callable[[Exception], None]
+    failed: int = 0
+
+    @property
+    def _next_options(self) -> Json:
+        return {name: value for name, value in self.options.items() if name != "seed"}
 
     def run(self) -> int:
         """Play to the end of the input; return the exit status."""
-        self._attempt(self._reset, self._options)
+        self._attempt(self._reset, self.options)
         while True:
             try:
-                if self._game.over:
+                if self.game.over:
                     self._prompt_reset()
                 else:
-                    self._attempt(self._game.step, self._prompts.action())
+                    self._attempt(self.game.step, self.prompts.action())
             except CommandTypedError as command:
                 if command.name == ":quit":
                     break
                 self._attempt(self._run_command, command)
             except EOFError:
-                self._terminal.say()
+                self.game.terminal.say()
                 break
-        self._game.end_episode()
+        self.game.end_episode()
         # Without a person to correct them, refused answers are failures.
-        return 1 if (self._failed or self._prompts.refused) and not self._terminal.is_interactive else 0
+        return 1 if (self.failed or self.prompts.refused) and not self.game.terminal.is_interactive else 0
 
     def _prompt_reset(self) -> None:
-        text = self._prompts.line("Enter for another episode, q to leave: ")
+        text = self.prompts.line("Enter for another episode, q to leave: ")
         if text.lower() in ("q", "quit"):  # no action is asked for here that could be called so
             raise CommandTypedError(":quit", "")
         if text:
-            self._prompts.refuse(f"expected Enter, :reset or q after the end of an episode, got {text!r}")
+            self.prompts.refuse(f"expected Enter, :reset or q after the end of an episode, got {text!r}")
         else:
             self._attempt(self._reset, self._next_options)
 
@@ -189,23 +181,23 @@ class Loop:
             work(argument)
         except RECOVERABLE_ERRORS as error:
             # A connection breaks before the exit of the server's process is known.
-            if not self._is_server_alive(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
+            if not self.is_server_alive(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
                 raise
-            self._failed += 1
-            self._explain(error)
+            self.failed += 1
+            self.explain(error)
             name, message = type(error).__name__, str(error)
-            self._terminal.report("error", [f"{name}: {sanitize(message)}"], type=name, message=message)
+            self.game.terminal.report("error", [f"{name}: {sanitize(message)}"], type=name, message=message)
             if isinstance(error, ConnectionLostError | SessionError):
-                self._game.end_session()
+                self.game.end_session()
 
     def _run_command(self, command: CommandTypedError) -> None:
         match command.name:
             case ":reset":
                 self._reset_with(command.rest)
             case ":state":
-                state = self._game.state()
+                state = self.game.state()
                 text = sanitize(json.dumps(state, ensure_ascii=False, indent=2))
-                self._terminal.report("state", [text], state=state)
+                self.game.terminal.report("state", [text], state=state)
             case ":schema":
                 self._show_schema()
             case ":tools":
@@ -222,33 +214,33 @@ class Loop:
         if isinstance(options, int) and not isinstance(options, bool):
             options = {"seed": options}
         if not isinstance(options, dict):
-            self._prompts.refuse(f"expected :reset with a seed or a JSON object of options, got {rest!r}")
+            self.prompts.refuse(f"expected :reset with a seed or a JSON object of options, got {rest!r}")
             return
         self._reset({**self._next_options, **options})
 
     def _reset(self, options: Json) -> None:
-        self._game.reset(options)
-        if not self._game.over and any(form.calls_tools for form in self._prompts.forms):
-            previous = self._prompts.tools
+        self.game.reset(options)
+        if not self.game.over and any(form.calls_tools for form in self.prompts.forms):
+            previous = self.prompts.tools
             self._fetch_tools()  # a reset may choose them
-            if self._prompts.tools != previous:
+            if self.prompts.tools != previous:
                 self._show_tools()
 
     def _fetch_tools(self) -> None:
-        self._prompts.tools = self._game.tools()
+        self.prompts.tools = self.game.tools()
 
     def _show_tools(self) -> None:
         lines = []
-        for tool in self._prompts.tools:
+        for tool in self.prompts.tools:
             about = str(tool.get("description") or "").strip().splitlines()
             title = f"{tool.get('name')}" + (f" - {about[0]}" if about else "")
             lines += describe_form(arguments_of(tool), title)
-        self._terminal.report("tools", lines or ["no tools"], tools=list(self._prompts.tools))
+        self.game.terminal.report("tools", lines or ["no tools"], tools=list(self.prompts.tools))
 
     def _show_schema(self) -> None:
-        forms = [line for form in self._prompts.forms for line in describe_form(form)]
+        forms = [line for form in self.prompts.forms for line in describe_form(form)]
         lines = forms or ["the server has no /schema; give JSON"]
-        self._terminal.report("schema", lines, schema=self._schema)
+        self.game.terminal.report("schema", lines, schema=self.schema)
 
     def _show_help(self) -> None:
         lines = [
@@ -256,7 +248,7 @@ class Loop:
             "Enter takes what stands in brackets. Text in double quotes is read as JSON.",
             *(f"  {name:<20}{text}" for name, text in COMMANDS.items()),
         ]
-        self._terminal.report("help", lines, help=dict(COMMANDS))
+        self.game.terminal.report("help", lines, help=dict(COMMANDS))
 
 
 def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:

@@ -64,92 +64,75 @@ class Prompts:
     def action(self) -> Json:
         """Return the next action; CommandTypedError if a command was typed, EOFError at the end of the input."""
         while True:
-            form, action = self._choose_form()
-            if action is None and form is not None:
-                if form.calls_tools and self.tools:
-                    action = self._call(form)
-                else:
-                    action = self._fill(form, first=len(self._playable_forms()) == 1)
-            if action is not None:
-                return action
+            try:
+                return self._read_action()
+            except ValueError as error:
+                self.refuse(str(error))
 
-    def _playable_forms(self) -> list[Form]:
-        return [form for form in self.forms if not form.lists_tools]
-
-    def _choose_form(self) -> tuple[Form | None, Json | None]:
-        """Return the form of the action, or a whole action typed as JSON, or neither if the answer was invalid."""
-        forms = self._playable_forms()
-        if len(forms) == 1:
-            return forms[0], None
+    def _read_action(self) -> Json:
+        forms = [form for form in self.forms if not form.lists_tools]
         if not forms:
-            return None, self._parse_action(self.line("action (JSON): "))
-        titles = [form.title for form in forms]
-        title, action = self._choose("kind", titles)
-        return None if title is None else forms[titles.index(title)], action
+            return _parse_action(self.line("action (JSON): "))
+        form = forms[0]
+        if len(forms) > 1:
+            titles = [form.title for form in forms]
+            if isinstance(chosen := self._choose("kind", titles), dict):
+                return chosen
+            form = forms[titles.index(chosen)]
+        if form.calls_tools and self.tools:
+            return self._call(form)
+        return self._fill(form, first=len(forms) == 1)
 
-    def _choose(self, label: str, names: list[str]) -> tuple[str | None, Json | None]:
-        """Ask for one of some names; return it, or a whole action typed as JSON, or neither."""
+    def _choose(self, label: str, names: list[str]) -> str | Json:
+        """Ask for one of some names; return it, or a whole action typed as JSON."""
         text = self.line(f"{label} ({'|'.join(names)}): ", names)
         if text.startswith("{"):
-            return None, self._parse_action(text)
-        try:
-            return value_of(FormField(label, "string", choices=tuple(names)), text), None
-        except ValueError as error:
-            self.refuse(str(error))
-            return None, None
+            return _parse_action(text)
+        return str(value_of(FormField(label, "string", choices=tuple(names)), text))
 
-    def _parse_action(self, text: str) -> Json | None:
-        try:
-            return dict(value_of(FormField("action", "object"), text))
-        except ValueError as error:
-            self.refuse(str(error).replace("a JSON object", "an action as a JSON object", 1))
-            return None
-
-    def _fill(self, form: Form, *, first: bool) -> Json | None:
+    def _fill(self, form: Form, *, first: bool) -> Json:
         values: Json = dict(form.fixed)
         if not form.fields:
             text = self.line(f"{form.title} (Enter): ")
-            return self._parse_action(text) if text.startswith("{") else values
+            return _parse_action(text) if text.startswith("{") else values
         for at, field in enumerate(form.fields):
             while True:
                 text = self._prompt_field(field)
                 if first and at == 0 and text.startswith("{") and _is_action(text, form):
-                    return self._parse_action(text)
-                if self._set_field(field, text, values):
+                    return _parse_action(text)
+                if not text and not field.required:
+                    break  # the environment uses its own default
+                try:
+                    if not text:
+                        raise ValueError(f"expected {field.label} for {field.name}, got nothing")
+                    values[field.name] = value_of(field, text)
                     break
+                except ValueError as error:
+                    self.refuse(str(error))
         return values
 
-    def _call(self, form: Form) -> Json | None:
+    def _call(self, form: Form) -> Json:
         names = [str(tool.get("name")) for tool in self.tools]
-        name, action = self._choose("tool", names)
-        if name is None:
-            return action
-        tool = self.tools[names.index(name)]
-        arguments = arguments_of(tool)
-        values = {} if not arguments.fields else self._fill(arguments, first=False)
-        return {**form.fixed, "tool_name": name, "arguments": {**arguments.fixed, **(values or {})}}
+        if isinstance(name := self._choose("tool", names), dict):
+            return name
+        arguments = arguments_of(self.tools[names.index(name)])
+        values = self._fill(arguments, first=False) if arguments.fields else arguments.fixed
+        return {**form.fixed, "tool_name": name, "arguments": values}
 
     def _prompt_field(self, field: FormField) -> str:
         default = ""
-        if not field.required and field.default is not ABSENT:
-            default = f" [{as_text(field.default)}]"
-        elif not field.required:
-            default = " [none]"
+        if not field.required:
+            default = " [none]" if field.default is ABSENT else f" [{as_text(field.default)}]"
         options = [as_text(choice) for choice in field.choices]
         return self.line(f"{field.name} ({field.label}{default}): ", options)
 
-    def _set_field(self, field: FormField, text: str, values: Json) -> bool:
-        if not text:
-            if not field.required:
-                return True  # the environment uses its own default
-            self.refuse(f"expected {field.label} for {field.name}, got nothing")
-            return False
-        try:
-            values[field.name] = value_of(field, text)
-        except ValueError as error:
-            self.refuse(str(error))
-            return False
-        return True
+
+def _parse_action(text: str) -> Json:
+    """Return a whole action typed as JSON; ValueError if it is none."""
+    try:
+        return dict(value_of(FormField("action", "object"), text))
+    except ValueError as error:
+        raise ValueError(str(error).replace("a JSON object", "an action as a JSON object", 1)) from None
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Form:

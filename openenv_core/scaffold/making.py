@@ -2,10 +2,8 @@
 
 import os
 import re
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
@@ -52,7 +50,8 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
     texts = _read("game") | _read(template)
     texts["pyproject.toml"] = texts["pyproject.toml"].replace("[server]", f"[{_EXTRAS[template]}]")
     try:
-        with _stage_folder(root) as stage:
+        with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as temporary:
+            stage = Path(temporary, root.name)
             for name, text in _rename_texts(texts, names).items():
                 path = stage / folder.relative_to(root) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,20 +114,6 @@ def _require_absent(folder: Path) -> None:
     raise ConfigurationError(
         f"expected no {folder} yet, got {existing}; choose another name or --dir, or remove it"
     )
-
-
-@contextmanager
-def _stage_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to the final one; it is removed if the block fails."""
-    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        umask = os.umask(0o077)
-        os.umask(umask)
-        staged.chmod(0o777 & ~umask)  # mkdtemp creates it for the owner only
-        yield staged
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
 
 
 def _read(template: str) -> dict[str, str]:

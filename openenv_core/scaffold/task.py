@@ -13,31 +13,7 @@ from openenv_core.one_file import import_file, read_file
 from openenv_core.scaffold.names import EnvironmentNames
 from openenv_core.types import Action, Observation
 
-_TASK: Final = '''\
-"""{title} as a task for a language model."""
-
-from {module} import {imported}
-
-from rl_bridge.rollout import SchemaTask
-from rl_bridge.tokens.chat import ChatMessage
-
-RULES = """\\
-{rules}
-"""
-
-
-class {prefix}Task(SchemaTask):
-    """Observations in words, and actions by their schema; change either as you like."""
-
-    def messages(self, observation: {observation}) -> list[ChatMessage]:
-        """Return the policy's prompt for an observation."""
-        shown = {shown}
-        return [*self.opening(RULES), {{"role": "user", "content": shown}}]
-
-    def parse(self, text: str) -> {action} | None:
-        """Return the action of an answer; None if it is no action."""
-        return super().parse(text)
-'''
+_TEMPLATE: Final = Path(__file__).parent / "templates" / "task_of_models.txt"
 
 
 def task_text(names: EnvironmentNames, path: Path, name: str) -> str:
@@ -65,7 +41,7 @@ def task_text(names: EnvironmentNames, path: Path, name: str) -> str:
             )
     fields = [field for field in models.observation.model_fields if field not in Observation.model_fields]
     lines = "\\n".join(f"{field}: {{observation.{field}}}" for field in fields)
-    return _TASK.format(
+    return _TEMPLATE.read_text(encoding="utf-8").format(
         title=names.title,
         module=path.stem,
         imported=", ".join(sorted({models.action.__name__, models.observation.__name__})),

@@ -15,6 +15,7 @@ from subjects import folder_with
 
 from openenv_core.checker.check import checks
 from openenv_core.cli.main import main
+from openenv_core.guard import guard_command
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "validate.md"
@@ -141,7 +142,8 @@ def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: A
 
     monkeypatch.setattr(isolation, "DEADLINE_MARGIN_S", 1.0)
     # A process that is stopped says as little as one that is stuck in compiled code.
-    monkeypatch.setattr(sys, "executable", str(Path(__file__).with_name("stuck_python")))
+    stuck = str(Path(__file__).with_name("stuck_python"))
+    monkeypatch.setattr(isolation, "module_command", lambda _: (stuck,))
     (first,) = [one for one in checks() if one.name == "schema_valid"]
     hurried = Check(first.name, first.level, first.description, 0.5, first.function)
     results: list[Any] = []
@@ -196,12 +198,10 @@ def test_finished_checks_are_reported_after_an_interruption(
 
 
 NEVER_ENDS = """\
-import signal, sys
-from openenv_core.checker import worker
-
+import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-worker.ORPHAN_CLEANUP_TIMEOUT_S = 0.1
-worker._watch(sys.argv[1])
+print("begun", flush=True)
+time.sleep(3600)
 """
 
 
@@ -210,6 +210,11 @@ def test_a_worker_without_its_command_removes_temporary_files_even_if_cleaning_u
 ) -> None:
     temporary = tmp_path / "temporary"
     (temporary / "of a check").mkdir(parents=True)
-    words = [sys.executable, "-c", NEVER_ENDS, str(temporary)]
-    assert subprocess.run(words, stdin=subprocess.DEVNULL, timeout=60).returncode == 1
+    words = guard_command([sys.executable, "-c", NEVER_ENDS], grace_s=0.1, folder=str(temporary))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        assert guard.stdout.readline()
+        guard.stdin.close()
+        assert guard.wait(60) == 128 + signal.SIGKILL
     assert not temporary.exists()

@@ -223,4 +223,4 @@ def test_refused_access_to_the_hub_is_its_own_error(tmp_path: Path) -> None:
         assert hub.files == {}
     gone = push(hub, dice, tmp_path, token=hub.token)
     assert gone.returncode == 1
-    assert f"expected the hub at {hub.url} to answer" in gone.stderr
+    assert f"expected the hub at {hub.url} to take me/dice, got ConnectError" in gone.stderr

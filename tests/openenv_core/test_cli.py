@@ -191,8 +191,7 @@ ANSWER = {"action": {}, "observation": {}, "name": "far"}
 
 
 def check(url: str) -> None:
-    with Subject(target_of(url)).http(url) as http:
-        assert http.get("/schema").json() == ANSWER
+    assert Subject(target_of(url)).schema == ANSWER
 
 
 def play(url: str) -> None:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,12 +266,11 @@ def test_call_during_the_end_of_the_thread_is_refused() -> None:
     stopper = threading.Thread(target=thread.stop)
     stopper.start()
     assert ending.wait(30)
-    thread_call = loop_thread._ThreadCall(asyncio.sleep, 0)
-    loop.call_soon_threadsafe(thread._start_call, thread_call)  # by a caller who had looked before
-    assert thread_call.wait(30)
-    refused.set()
+    future: Future[None] = Future()
+    loop.call_soon_threadsafe(thread._start_call, future, partial(asyncio.sleep, 0))  # by an early caller
     with pytest.raises(ClientClosedError, match="before the reply came"):
-        thread_call.outcome()
+        thread._wait(future)
+    refused.set()
     stopper.join()
 
 
