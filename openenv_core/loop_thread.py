@@ -4,11 +4,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from openenv_core.errors import ClientClosedError, ClientError, ConfigurationError, ProviderError
 
@@ -28,18 +27,70 @@ MAX_STARTS: Final = 64
 """Maximum number of servers that are started at once."""
 
 
-async def _settle(future: "Future[T]", work: Callable[[], Coroutine[Any, Any, T]]) -> None:
-    """Give a future the outcome of a coroutine function, unless whoever waits has cancelled it."""
-    with suppress(InvalidStateError):
+class _ThreadCall(Generic[T]):
+    """A call of a coroutine function in the thread, and its outcome.
+
+    `asyncio.run_coroutine_threadsafe` creates two futures and a condition for each call, and a callback that costs
+    another iteration of the loop: a third of the cost of a step over loopback.
+    """
+
+    __slots__ = ("_args", "_done", "_error", "_options", "_result", "_work", "task")
+
+    def __init__(
+        self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
+    ) -> None:
+        self._work = work
+        self._args = args
+        self._options = options
+        self._done = threading.Lock()
+        self._done.acquire()
+        self.task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._result: T
+
+    def refuse(self) -> None:
+        """Cancel the call before it starts."""
+        self._error = asyncio.CancelledError()
+        self._done.release()
+
+    def cancel(self) -> None:
+        """Cancel the running call. Called in the thread."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._done.acquire(timeout=timeout_s)
+
+    def outcome(self) -> T:
+        """Return the coroutine's result.
+
+        Raises:
+            ClientClosedError: It was cancelled when the thread stopped.
+            BaseException: The coroutine's own exception.
+        """
+        error = self._error
+        if error is None:
+            return self._result
         try:
-            result = await work()
-        except asyncio.CancelledError:
-            future.cancel()
+            if isinstance(error, asyncio.CancelledError):
+                raise ClientClosedError("the client was closed before the reply came; make another") from None
+            if isinstance(error, ClientError | ProviderError):
+                _drop_frames(error)
+            raise error
+        finally:
+            self._error = error = None  # its traceback holds this frame
+
+    async def run(self) -> None:
+        try:
+            self._result = await self._work(*self._args, **self._options)
+        except asyncio.CancelledError as error:
+            self._error = error
             raise  # the task must end as cancelled too
-        except BaseException as error:  # SystemExit too: it belongs to the caller, not to the shared thread
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        except BaseException as error:
+            self._error = error  # SystemExit too: it belongs to the caller, not to the shared thread
+        finally:
+            self.task = None
+            self._done.release()
 
 
 def _drop_frames(error: BaseException) -> None:
@@ -73,54 +124,6 @@ class LoopThread:
             ClientClosedError: The thread has ended, or belongs to the process that this one was forked from.
             ConfigurationError: Called in the thread itself, which would wait for itself.
         """
-        if threading.get_ident() == self._thread.ident and not self.is_forked:
-            raise ConfigurationError(
-                "a method that waits was called inside of the event loop that it waits for; await the method of the "
-                "async client or environment there"
-            )
-        return self._wait(self.submit(work, *args, **options))
-
-    def _wait(self, future: "Future[T]") -> T:
-        error: BaseException | None
-        try:
-            while True:
-                try:
-                    error = future.exception(LIVENESS_CHECK_INTERVAL_S)
-                    break
-                except TimeoutError:
-                    if not self._alive() and not future.done():  # the loop was closed before it ran the call
-                        raise ClientClosedError(
-                            "the client's background thread has ended before the reply came"
-                        ) from None
-        except CancelledError:
-            raise ClientClosedError("the client was closed before the reply came; make another") from None
-        except BaseException:
-            future.cancel()
-            raise
-        try:
-            if error is None:
-                return future.result()
-            if isinstance(error, ClientError | ProviderError):
-                _drop_frames(error)
-            raise error
-        finally:
-            error = None  # its traceback holds this frame
-            del future
-
-    def submit(
-        self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
-    ) -> "Future[T]":
-        """Call a coroutine function in the thread without waiting for it. Safe to call during garbage collection.
-
-        `asyncio.run_coroutine_threadsafe` does so too, at a third of the cost of a step over loopback: with a future
-        and a callback more for each call.
-
-        Returns:
-            A future of its result; cancelling it cancels the coroutine.
-
-        Raises:
-            ClientClosedError: The thread has ended, or belongs to the process that this one was forked from.
-        """
         if self._loop is None:
             self._ready.wait()
         loop = self._loop
@@ -129,12 +132,47 @@ class LoopThread:
                 "the client's background thread has ended, or is that of the process that this one was forked from; "
                 "make a new client"
             )
-        future: Future[T] = Future()
+        if threading.get_ident() == self._thread.ident:
+            raise ConfigurationError(
+                "a method that waits was called inside of the event loop that it waits for; await the method of the "
+                "async client or environment there"
+            )
+        call = _ThreadCall(work, *args, **options)
         try:
-            loop.call_soon_threadsafe(self._start_call, future, partial(work, *args, **options))
+            loop.call_soon_threadsafe(self._start_call, call)
+            while not call.wait(LIVENESS_CHECK_INTERVAL_S):
+                if not self._alive() and not call.wait(0):
+                    # The loop was closed before it ran the call.
+                    raise ClientClosedError("the client's background thread has ended before the reply came")
         except RuntimeError:  # the loop has closed just now
             raise ClientClosedError("the client was closed before the reply came; make a new one") from None
-        return future
+        except BaseException:
+            with suppress(RuntimeError):  # the loop has closed and cancelled its tasks
+                loop.call_soon_threadsafe(call.cancel)
+            raise
+        return call.outcome()
+
+    def submit(
+        self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
+    ) -> "Future[T]":
+        """Call a coroutine function in the thread without waiting for it.
+
+        Returns:
+            A future of its result; cancelling it cancels the coroutine.
+
+        Raises:
+            ClientClosedError: The thread has ended, or belongs to the process that this one was forked from.
+        """
+        self._ready.wait()
+        loop = self._loop
+        if loop is None or not self._alive():
+            raise ClientClosedError("the thread has ended; make a new one")
+        coroutine = work(*args, **options)
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:  # the loop has closed just now
+            coroutine.close()
+            raise ClientClosedError("the thread has ended meanwhile") from None
 
     def stop(self) -> None:
         """Stop the thread and cancel its tasks. Idempotent."""
@@ -152,8 +190,12 @@ class LoopThread:
 
     def call_detached(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Start a coroutine function and discard its result. Safe to call during garbage collection."""
-        with suppress(ClientClosedError):
-            self.submit(work)
+        self._ready.wait()
+        loop = self._loop
+        if loop is None or not self._alive():
+            return
+        with suppress(RuntimeError):  # the loop has closed just now
+            loop.call_soon_threadsafe(self._start_call, _ThreadCall(work))
 
     @property
     def is_stopped(self) -> bool:
@@ -165,21 +207,13 @@ class LoopThread:
         """Whether this process is a fork of the one that the thread runs in."""
         return self._pid != os.getpid()
 
-    def _start_call(self, future: "Future[T]", work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+    def _start_call(self, call: _ThreadCall[Any]) -> None:
+        # A call that arrives after `stop` would run, if at all, in a loop that is shutting down.
         loop = self._loop
-        if (
-            loop is None
-        ):  # a call that arrives after `stop` would run, if at all, in a loop that is shutting down
-            future.cancel()
-            return
-        task = loop.create_task(_settle(future, work))
-
-        def cancel(settled: "Future[T]") -> None:
-            if settled.cancelled():
-                with suppress(RuntimeError):  # the loop has closed and cancelled its tasks
-                    loop.call_soon_threadsafe(task.cancel)
-
-        future.add_done_callback(cancel)
+        if loop is None:
+            call.refuse()
+        else:
+            call.task = loop.create_task(call.run())
 
     def _alive(self) -> bool:
         return not self.is_forked and self._thread.is_alive()

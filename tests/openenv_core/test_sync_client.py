@@ -9,8 +9,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -266,11 +265,12 @@ def test_call_during_the_end_of_the_thread_is_refused() -> None:
     stopper = threading.Thread(target=thread.stop)
     stopper.start()
     assert ending.wait(30)
-    future: Future[None] = Future()
-    loop.call_soon_threadsafe(thread._start_call, future, partial(asyncio.sleep, 0))  # by an early caller
-    with pytest.raises(ClientClosedError, match="before the reply came"):
-        thread._wait(future)
+    thread_call = loop_thread._ThreadCall(asyncio.sleep, 0)
+    loop.call_soon_threadsafe(thread._start_call, thread_call)  # by a caller who had looked before
+    assert thread_call.wait(30)
     refused.set()
+    with pytest.raises(ClientClosedError, match="before the reply came"):
+        thread_call.outcome()
     stopper.join()
 
 
