@@ -3,13 +3,13 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypedDict
 
 import httpx
 
-from openenv_core.client import MCPToolClient, SyncEnvClient
+from openenv_core.client import GenericEnvClient, MCPToolClient, SyncEnvClient
 from openenv_core.client.carrier import refusal
 from openenv_core.errors import (
     AccessRefusedError,
@@ -27,6 +27,7 @@ from openenv_core.errors import (
     ValidationFailedError,
 )
 from openenv_core.loop_thread import shared_loop
+from openenv_core.making import make
 from openenv_core.pictures import describe_picture
 from openenv_core.protocol.http import http_url, redact_url
 from openenv_core.protocol.jsonio import from_json
@@ -54,6 +55,15 @@ _CALL_FORMAT: Final = (
     "Call one tool at a time, like this: "
     '<tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>'
 )
+
+
+class EpisodeSettings(TypedDict, total=False):
+    """Arguments of `TextEpisode`."""
+
+    token: str | None
+    reset_timeout_s: float
+    step_timeout_s: float
+    unfinished_reward: float | None
 
 
 class TextEpisode:
@@ -254,10 +264,25 @@ class TextEpisode:
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
 
-def schema_of(client: SyncEnvClient[Any, Any, Any]) -> dict[str, Any]:
-    """Return the JSON schemas of the server of a client, as `fetch_schema` does, with the client's own headers."""
-    headers = client.async_client._session.settings.carrier_options.headers  # which may come from env_vars
-    return shared_loop().run(fetch_schema, client.base_url, headers=headers)
+@contextmanager
+def dict_client(
+    target: str, options: Mapping[str, Any]
+) -> Iterator[tuple[SyncEnvClient[Any, Any, Any], dict[str, Any]]]:
+    """Yield a client of dicts and its server's JSON schemas; if the block fails, the client is closed.
+
+    Args:
+        target: Target of `openenv_core.make`.
+        options: Further arguments of the client.
+    """
+    client = make(target, client=GenericEnvClient, **options)
+    try:
+        headers = (
+            client.async_client._session.settings.carrier_options.headers
+        )  # which may come from env_vars
+        yield client, shared_loop().run(fetch_schema, client.base_url, headers=headers)
+    except BaseException:
+        client.close()
+        raise
 
 
 def seats_of(schema: Mapping[str, Any]) -> list[str]:

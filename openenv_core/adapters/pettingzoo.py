@@ -16,11 +16,9 @@ import numpy as np
 from gymnasium import Space
 from pettingzoo import AECEnv, ParallelEnv
 
-from openenv_core.adapters.episode import schema_of, seats_of
+from openenv_core.adapters.episode import dict_client, seats_of
 from openenv_core.adapters.spaces import Fields
-from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, ProtocolError
-from openenv_core.making import make
 from openenv_core.types import StepResult
 
 ACTION_MASK = "action_mask"
@@ -48,17 +46,11 @@ class _Table:
         over: Whether all agents have ended.
     """
 
-    def __init__(self, target: str, token: str | None, options: Mapping[str, Any]) -> None:
-        client_options = dict(options) if token is None else {**options, "token": token}
-        self._client = make(target, client=GenericEnvClient, **client_options)
-        try:
-            schema = schema_of(self._client)
+    def __init__(self, target: str, options: Mapping[str, Any]) -> None:
+        with dict_client(target, options) as (self._client, schema):
             self.agents = seats_of(schema)
             self.action_fields = {agent: Fields(schema["action"], agent) for agent in self.agents}
             self.observation_fields = {agent: Fields(schema["observation"], agent) for agent in self.agents}
-        except BaseException:
-            self._client.close()
-            raise
         self.turn = self.agents[0]
         self.over = False
 
@@ -105,10 +97,10 @@ class _Table:
 class _ServedAgents:
     """The constructor, spaces and end of a served environment in either of PettingZoo's interfaces."""
 
-    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
+    def __init__(self, target: str, **options: Any) -> None:
         self.metadata: dict[str, Any] = {"name": target, "render_modes": []}
         self.render_mode = None
-        self._table = _Table(target, token, options)
+        self._table = _Table(target, options)
         self.possible_agents = list(self._table.agents)
         self.agents: list[str] = []
 
@@ -130,16 +122,15 @@ class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
 
     Args:
         target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
-        token: Bearer token of the server.
-        options: Further arguments of the client.
+        options: Further arguments of the client, such as `token`.
 
     Raises:
         ConfigurationError: The target is not found, has one player, or its models cannot be expressed as spaces.
         ClientError: The server does not answer.
     """
 
-    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
-        super().__init__(target, token=token, **options)
+    def __init__(self, target: str, **options: Any) -> None:
+        super().__init__(target, **options)
         self.metadata["is_parallelizable"] = False
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
