@@ -1,7 +1,6 @@
 """Starts, monitors and removes a container; the provider of a server in one."""
 
 import logging
-import math
 import os
 import re
 import secrets
@@ -168,14 +167,7 @@ class Container:
             return
         if self._relay is not None:
             self._relay.close()
-        if grace_s > 0:
-            try:
-                query = {"t": math.ceil(grace_s)}
-                self._engine.call("POST", f"/containers/{self.id}/stop", query=query, timeout_s=grace_s + 60)
-            except EngineRefusedError as error:
-                if error.status != 404:
-                    raise
-        _remove(self._engine, self.id)
+        self._engine.remove(self.id, grace_s=grace_s)
         self._removal.detach()
         self._mark_removed()
 
@@ -186,13 +178,8 @@ class Container:
     def start_relay(self) -> int:
         """Start a relay, which needs no network in the container, and return its port."""
         self._relay = Relay(self._engine, self.id, self.options.port, self.options.host_port)
-        weakref.finalize(self, _close, self._relay, self._process).atexit = False
+        weakref.finalize(self, self._relay.close).atexit = False
         return self._relay.port
-
-
-def _close(relay: Relay, process: int) -> None:
-    if os.getpid() == process:
-        relay.close()
 
 
 def _remove_forgotten(
@@ -202,28 +189,12 @@ def _remove_forgotten(
     if os.getpid() != process:
         return
     try:
-        _remove(engine, container)
+        engine.remove(container)
     except ProviderError as error:
         # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
     else:
         on_gone()
-
-
-def _remove(engine: DockerEngine, container: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            engine.remove(container)
-        except EngineRefusedError as error:
-            if error.status == 404:
-                return
-            # 409: another removal is in progress; wait for it.
-            if error.status != 409 or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            return
 
 
 POLL_INTERVAL_S: Final = 0.25
@@ -459,14 +430,9 @@ def _require_honoured(image: str, requested: dict[str, Any], actual: dict[str, A
 def _forget(engine: DockerEngine, name: str) -> None:
     """Remove a container that an interrupted request may still create. The companion removes those that this misses."""
     deadline = time.monotonic() + ORPHAN_SEARCH_S
-    with suppress(EngineUnavailableError):
-        while time.monotonic() < deadline:
-            try:
-                engine.remove(name, ORPHAN_SEARCH_S)
-            except EngineRefusedError:
-                time.sleep(0.05)
-            else:
-                return
+    with suppress(ProviderError):
+        while time.monotonic() < deadline and not engine.remove(name, timeout_s=ORPHAN_SEARCH_S):
+            time.sleep(0.05)
 
 
 class ContainerProvider(OwnedServerProvider):

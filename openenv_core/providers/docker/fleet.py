@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
-from openenv_core.errors import EngineRefusedError, ImageNotFoundError, ProviderError
+from openenv_core.errors import ProviderError
 from openenv_core.providers.base import LOOPBACK, health_of, listen
 from openenv_core.providers.docker import companion
+from openenv_core.providers.docker.container import PinnedImage
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions, options_with, spec
 from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet, server_environment
@@ -106,12 +107,11 @@ class DockerFleet(ServerFleet):
 
     def _start_container(self, name: str, port: int) -> None:
         engine, options = self._engine, options_with(self._options, {"host_port": port})
-        if (image := engine.find_image(self._image)) is None:
-            raise ImageNotFoundError(f"expected an image {self._image!r} on the Docker engine, got none")
+        image = PinnedImage(self._image).id(engine)
         fields = {key: getattr(self._options, key) for key in self._options.model_fields_set}
         kept = json.dumps([self._image, fields], default=dict)  # some are read-only mappings
         with self._owned(name) as labels:
-            body = spec(image["Id"], options, {**labels, FLEET: self.name, OPTIONS: kept}, publish=True)
+            body = spec(image, options, {**labels, FLEET: self.name, OPTIONS: kept}, publish=True)
             body["HostConfig"]["RestartPolicy"] = {"Name": "unless-stopped"}
             engine.call("POST", "/containers/create", query={"name": name}, body=body)
         engine.call("POST", f"/containers/{name}/start")
@@ -128,16 +128,7 @@ class DockerFleet(ServerFleet):
 
     def _remove(self, servers: list[FleetServer], grace_s: int) -> None:
         for server in servers:
-            try:
-                if grace_s:
-                    query = {"t": grace_s}
-                    self._engine.call(
-                        "POST", f"/containers/{server.name}/stop", query=query, timeout_s=grace_s + 60
-                    )
-                self._engine.remove(server.name)
-            except EngineRefusedError as error:
-                if error.status != 404:
-                    raise
+            self._engine.remove(server.name, grace_s=grace_s)
             if not self._detached:
                 companion.ensure(self._engine.address).mark_removed(server.name)
 
