@@ -168,7 +168,7 @@ class DeclaredTools:
         except InvalidArgumentsError as error:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
         except Exception as error:  # from a validator of the author's
-            return self._after(name, arguments, _failure(error))
+            return self._after(name, arguments, to_failure(error))
         method: Callable[..., Any] = getattr(self, tool.attribute)
         if tool.asynchronous:
             return self._call_async(tool, arguments, lambda: method(**call_arguments))
@@ -178,7 +178,7 @@ class DeclaredTools:
         except (EpisodeOverError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit, or a panic of a compiled library
-            result = _failure(error)
+            result = to_failure(error)
         return self._after(name, arguments, result)
 
     def list_resources(self) -> Sequence[ResourceSpec]:
@@ -264,7 +264,7 @@ class DeclaredTools:
                 message = f"expected an end within {tool.timeout_s:g} s, got none; the call was given up"
                 result = ToolResult.failed(ToolErrorType.TIMEOUT, message)
             else:
-                result = _failure(error)
+                result = to_failure(error)
         return self._after(tool.spec.name, arguments, result)
 
     def _after(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
@@ -315,7 +315,7 @@ MAX_COMPLETIONS: Final = 100
 """MCP's limit for one response."""
 
 
-def _failure(error: BaseException) -> ToolResult:
+def to_failure(error: BaseException) -> ToolResult:
     """Return the result for an exception of a tool."""
     if (unavailable := _find_unavailable(error)) is not None:
         text = text_of(unavailable)

@@ -32,13 +32,13 @@ from openenv_core.tools import (
     ResourceSpec,
     ResourceTemplateSpec,
     ToolContext,
-    ToolError,
     ToolErrorType,
     ToolFailedError,
     ToolResult,
     ToolSpec,
     ToolUnavailableError,
 )
+from openenv_core.tools.environment import to_failure
 from openenv_core.tools.mcp_object import (
     McpObjectSession,
     ask_tool,
@@ -311,7 +311,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
                     return CallToolObservation(tool_name=name, result=result)
                 reason = error_text(result)
             known_names = [spec.name for spec in await self._list_own_tools(client)]
-            return _make_failure(action, error_type(name, reason, known_names), reason)
+            return ToolResult.failed(error_type(name, reason, known_names), reason).observation(name)
 
         return call
 
@@ -334,20 +334,8 @@ def _make_listing(tool_specs: Sequence[ToolSpec]) -> ListToolsObservation:
     return ListToolsObservation(tools=[spec.wire() for spec in tool_specs])
 
 
-def _make_failure(
-    action: CallToolAction, kind: ToolErrorType, message: str, **metadata: Any
-) -> CallToolObservation:
-    reason = ToolError(error_type=kind, message=message)
-    return CallToolObservation(tool_name=action.tool_name, error=reason, metadata=metadata)
-
-
 def _to_failure(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:
-    if isinstance(error, ToolUnavailableError):
-        text = text_of(error)
-        return _make_failure(action, ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    if isinstance(error, ToolFailedError):
-        return _make_failure(action, ToolErrorType.EXECUTION_ERROR, text_of(error))
-    message = (
-        f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
-    )
-    return _make_failure(action, ToolErrorType.TIMEOUT, message)
+    if isinstance(error, TimeoutError):
+        message = f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
+        return ToolResult.failed(ToolErrorType.TIMEOUT, message).observation(action.tool_name)
+    return to_failure(error).observation(action.tool_name)
