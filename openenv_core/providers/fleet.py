@@ -367,8 +367,3 @@ def read_load(url: str, token: str | None) -> Load | None:
             f"expected the sessions of {url} on /capacity, got HTTP {response.status_code}; released "
             "servers have no such path"
         ) from error
-
-
-def server_environment(token: str, env_vars: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a fleet's server."""
-    return {**env_vars, "ROPEWALK_TOKENS": token}

@@ -10,12 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from openenv_core.errors import ProviderError, installed_with
-from openenv_core.providers.fleet import (
-    READY_TIMEOUT_S,
-    FleetServer,
-    ServerFleet,
-    server_environment,
-)
+from openenv_core.providers.base import TOKENS
+from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet
 from openenv_core.providers.process import LocalProcessProvider
 
 with installed_with("ray", "Ray", "ray"):
@@ -106,7 +102,7 @@ class _RayServer:
         options, host = self._options, ray.util.get_node_ip_address()
         provider = LocalProcessProvider(
             options.app,
-            env_vars=server_environment(options.token, options.env_vars),
+            env_vars={**options.env_vars, TOKENS: options.token},
             start_timeout_s=options.start_timeout_s,
             stop_timeout_s=DRAIN_TIMEOUT_S,
             host=host,

@@ -17,7 +17,6 @@ from typing import Any, Final
 from openenv_core.errors import (
     ConfigurationError,
     EngineRefusedError,
-    EngineUnavailableError,
     ImageNotFoundError,
     OptionUnavailableError,
     ProviderError,
@@ -381,14 +380,11 @@ def _create(
                 "change the option that it names"
             ) from error
         raise
-    except EngineUnavailableError as error:
+    except BaseException as error:
         if isinstance(error.__cause__, NOT_REACHED):
             companion_process.mark_removed(name)
         else:
             _forget(engine, name)
-        raise
-    except BaseException:
-        _forget(engine, name)
         raise
     return str(created["Id"])
 

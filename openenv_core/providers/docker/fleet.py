@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from openenv_core.errors import ProviderError
-from openenv_core.providers.base import LOOPBACK, health_of, listen
+from openenv_core.providers.base import LOOPBACK, TOKENS, health_of, listen
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.container import PinnedImage
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions, options_with, spec
-from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet, server_environment
+from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet
 
 FLEET: Final = "ropewalk.fleet"
 """Label of a fleet's containers: its name."""
@@ -56,11 +56,9 @@ class DockerFleet(ServerFleet):
         **option_fields: Any,
     ) -> None:
         super().__init__(servers, name, token)
-        container_options = options_with(options, option_fields)
+        given = options_with(options, option_fields)
         self._image, self._detached = image, detached
-        self._options = options_with(
-            container_options, {"env_vars": server_environment(self.token, container_options.env_vars)}
-        )
+        self._options = options_with(given, {"env_vars": {**given.env_vars, TOKENS: self.token}})
         self._engine = DockerEngine.find()
 
     @classmethod

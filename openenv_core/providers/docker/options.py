@@ -215,8 +215,14 @@ def spec(
                 {"HostIp": LOOPBACK, "HostPort": "" if options.host_port is None else str(options.host_port)}
             ]
         }
-    given = {"User": options.user, "Entrypoint": options.entrypoint, "Cmd": options.command}
-    return {**body, **{name: value for name, value in given.items() if value is not None}}
+    return body | _present(User=options.user, Entrypoint=options.entrypoint, Cmd=options.command)
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    """Return the fields that have a value; tuples as lists, as JSON has them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value
+    }
 
 
 def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
@@ -234,25 +240,24 @@ def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> lis
 def _host(options: ContainerOptions) -> dict[str, Any]:
     places = options.tmpfs if isinstance(options.tmpfs, Mapping) else dict.fromkeys(options.tmpfs, "")
     memory = options.memory_bytes
-    given = {
-        "CapDrop": options.cap_drop,
-        "CapAdd": options.cap_add,
-        "SecurityOpt": options.no_new_privileges and ["no-new-privileges"],
-        "Memory": memory,
-        "NanoCpus": options.cpus and round(options.cpus * 1e9),
-        "PidsLimit": options.pids,
-        "DeviceRequests": options.gpus and [_gpus(options.gpus)],
-    }
-    if memory is not None:
-        given["MemorySwap"] = -1 if options.swap is None else memory + size_of("swap", options.swap)
-    return {
+    host = {
         "NetworkMode": options.network,
         "ReadonlyRootfs": options.read_only,
         "Init": options.init,
         "Tmpfs": {path: mount_options or TMPFS for path, mount_options in places.items()},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_BYTES, "max-file": "2"}},
-        **{name: value for name, value in given.items() if value},
     }
+    if memory is not None:
+        host["MemorySwap"] = -1 if options.swap is None else memory + size_of("swap", options.swap)
+    return host | _present(
+        CapDrop=options.cap_drop,
+        CapAdd=options.cap_add,
+        SecurityOpt=options.no_new_privileges and ["no-new-privileges"],
+        Memory=memory,
+        NanoCpus=options.cpus and round(options.cpus * 1e9),
+        PidsLimit=options.pids,
+        DeviceRequests=options.gpus and [_gpus(options.gpus)],
+    )
 
 
 def _gpus(gpus: str | int) -> dict[str, Any]:
