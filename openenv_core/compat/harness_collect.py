@@ -241,7 +241,8 @@ def build_model_step(llm_client: LLMClient, *, system_prompt: str | None = None)
 def build_dataset_readme(output_dir: Path) -> str:
     """Return the card of a folder as a dataset of the Hugging Face Hub."""
     folder = RolloutSerializer(output_dir)
-    metadata = next(iter(_read_json(folder.metadata_path)), {})
+    path = folder.metadata_path
+    metadata = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     rows = "".join(f"\n| `{key}` | `{value}` |" for key, value in metadata.items())
     table = f"\n| key | value |\n| --- | --- |{rows}\n" if rows else ""
     return f"""---
@@ -260,13 +261,6 @@ configs:
 Each line of `{RESULTS_FILENAME}` is one episode: `episode_id`, `messages` (the chat), `reward`, `done`, `tool_trace`
 (`tool_name`, `arguments`, `result` of each call), `metrics`, `verify_metrics`, `artifacts`, `task`, `extra`.
 """
-
-
-def _read_json(path: Path) -> Iterable[Mapping[str, Any]]:
-    try:
-        yield json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
 
 
 def push_to_hf_hub(

@@ -131,12 +131,7 @@ class MCPHarnessAdapter(HarnessAdapter):
             result.done = not step.response.tool_calls
             for call in step.response.tool_calls[: limits.max_tool_calls_per_turn]:
                 if len(result.tool_trace) == limits.max_total_tool_calls:
-                    result.metrics |= {
-                        "truncated": True,
-                        "turns": turns,
-                        "tool_calls": len(result.tool_trace),
-                    }
-                    return result
+                    return self._measured(result, turns, truncated=True)
                 called = session.call_tool(call.name, dict(call.args))
                 result.tool_trace.append(ToolTraceEntry(call.name, dict(call.args), called))
                 made = {"tool_name": call.name, "arguments": dict(call.args), "done": called.done}
@@ -148,7 +143,11 @@ class MCPHarnessAdapter(HarnessAdapter):
                 if called.done:
                     result.done = True
                     break
-        result.metrics |= {"turns": turns, "tool_calls": len(result.tool_trace)}
+        return self._measured(result, turns)
+
+    @staticmethod
+    def _measured(result: HarnessRolloutResult, turns: int, **more: Any) -> HarnessRolloutResult:
+        result.metrics |= {"turns": turns, "tool_calls": len(result.tool_trace), **more}
         return result
 
     def run_black_box(
