@@ -9,6 +9,7 @@ from typing import Any, Final, TypedDict
 
 import httpx
 
+from openenv_core.backoff import Backoff
 from openenv_core.client import GenericEnvClient, MCPToolClient, SyncEnvClient
 from openenv_core.client.carrier import refusal
 from openenv_core.errors import (
@@ -251,17 +252,16 @@ class TextEpisode:
     async def _retry(self, request: Any, **options: Any) -> Any:
         """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""
         loop = asyncio.get_running_loop()
-        deadline, pause_s = loop.time() + self._reset_timeout_s, MIN_BACKOFF_S
+        deadline, backoff = loop.time() + self._reset_timeout_s, Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         while True:
             try:
                 return await request(**options)
             except (AccessRefusedError, AuthenticationError):
                 raise
             except _TRANSIENT:
-                if loop.time() + pause_s > deadline:
+                if loop.time() + (pause_s := backoff.next_s()) > deadline:
                     raise
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
 
 @contextmanager

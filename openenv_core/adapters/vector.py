@@ -317,19 +317,12 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         """Merge steps of several replies in the order of `members`; zeros for members without a step."""
         space, count = self.single_observation_space, len(members)
         observations = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
-        rewards, terminations, truncations = (
-            np.zeros(count),
-            np.zeros(count, np.bool_),
-            np.zeros(count, np.bool_),
-        )
+        rewards, (terminations, truncations) = np.zeros(count), np.zeros((2, count), np.bool_)
         positions = {member: position for position, member in enumerate(members)}
         for steps in parts:
             rows = [positions[member] for member in steps.members.tolist()]
-            rewards[rows], terminations[rows], truncations[rows] = (
-                steps.rewards,
-                steps.terminations,
-                steps.truncations,
-            )
+            rewards[rows] = steps.rewards
+            terminations[rows], truncations[rows] = steps.terminations, steps.truncations
             for position, observation in zip(rows, self._iterate(steps.observations, len(rows)), strict=True):
                 observations[position] = observation
         return VectorSteps(

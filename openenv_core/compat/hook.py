@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
@@ -96,10 +97,7 @@ class AliasModule(ModuleType):
 
 def resolve(target: Target) -> Any:
     """Return the object of a target."""
-    if not isinstance(target, str):
-        return target
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(target) if isinstance(target, str) else target
 
 
 class Hook(MetaPathFinder, Loader):

@@ -19,4 +19,4 @@ class LLMJudge(Ours):
     """
 
     def __init__(self, prompt_template: str, client: "LLMClient", **options: Any) -> None:
-        super().__init__(prompt_template, client, **{"score_pattern": None, "default_score": 0.0, **options})
+        super().__init__(prompt_template, client, **{"default_score": 0.0, **options})

@@ -137,6 +137,7 @@ class LocalProcessProvider(OwnedServerProvider):
 
     def _spawn(self, fd: int, lifeline: IO[bytes]) -> "subprocess.Popen[bytes]":
         command = [argument.replace("{app}", self.app).replace("{fd}", str(fd)) for argument in self._command]
+        inherited = {name: value for name, value in os.environ.items() if name not in (TOKENS, TOKEN_FILE)}
         try:
             return subprocess.Popen(
                 guard_command(command, grace_s=self._stop_timeout_s, inherited_fd=fd),
@@ -144,16 +145,12 @@ class LocalProcessProvider(OwnedServerProvider):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                env=self._environ(),
+                env={**inherited, **self._env_vars},
                 pass_fds=(fd,),
                 start_new_session=True,
             )
         except OSError as error:
             raise ProviderError(f"expected to start {' '.join(command)!r}, got: {error}") from error
-
-    def _environ(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if name not in (TOKENS, TOKEN_FILE)}
-        return inherited | self._env_vars
 
     def _wait_until_healthy(self, guard: "subprocess.Popen[bytes]", port: int, output: "_OutputTail") -> None:
         def pause(seconds: float) -> None:

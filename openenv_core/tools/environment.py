@@ -169,11 +169,11 @@ class DeclaredTools:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
         except Exception as error:  # from a validator of the author's
             return self._after(name, arguments, to_failure(error))
-        method: Callable[..., Any] = getattr(self, tool.attribute)
-        if tool.asynchronous:
+        method: Callable[..., Any] = getattr(self, tool.method.attribute)
+        if tool.method.asynchronous:
             return self._call_async(tool, arguments, lambda: method(**call_arguments))
         try:
-            value = require_value(method(**call_arguments), tool.attribute, _ASYNC_ADVICE)
+            value = require_value(method(**call_arguments), tool.method.attribute, _ASYNC_ADVICE)
             result = ToolResult.of(value, wrapped=tool.wrapped)
         except (EpisodeOverError, KeyboardInterrupt):
             raise
@@ -216,8 +216,10 @@ class DeclaredTools:
         call_arguments = prompt.signature.read(arguments, context, strict=False)
         description = prompt.spec.description
         return convert(
-            getattr(self, prompt.attribute)(**call_arguments),
-            lambda value: PromptResult(messages=_messages(value, prompt.attribute), description=description),
+            getattr(self, prompt.method.attribute)(**call_arguments),
+            lambda value: PromptResult(
+                messages=_messages(value, prompt.method.attribute), description=description
+            ),
         )
 
     def complete(
@@ -245,7 +247,7 @@ class DeclaredTools:
                 f"expected an address like {form}, got {uri[:200]!r}; {error}"
             ) from None
         return convert(
-            getattr(self, resource.attribute)(**call_arguments),
+            getattr(self, resource.method.attribute)(**call_arguments),
             lambda value: [_resource_contents(uri, value, resource.spec.mime_type)],
         )
 

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property, partial
@@ -103,11 +103,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def __init__(self, mcp_server: Any, transform: Any = None) -> None:
         super().__init__(transform=transform)
         self._session = McpObjectSession(mcp_server)
-        if reserved := sorted(RESERVED_TOOL_NAMES & get_server_tools(mcp_server).keys()):
-            raise ConfigurationError(
-                f"expected tools of other names than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
-                f"{reserved}; a client has methods of these names"
-            )
+        _check_names(get_server_tools(mcp_server))
         self.mcp_server: Any = mcp_server
         self.mcp_client: Any = self._session.new_client()
 
@@ -151,11 +147,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, or None, got {mode!r}")
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            if function.__name__ in RESERVED_TOOL_NAMES:
-                raise ConfigurationError(
-                    f"expected a tool of another name than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
-                    f"{function.__name__!r}"
-                )
+            _check_names([function.__name__])
             if mode is not None:
                 self._tools_by_mode.setdefault(mode, {})[function.__name__] = function, _spec_of(function)
                 return function
@@ -314,6 +306,14 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             return ToolResult.failed(error_type(name, reason, known_names), reason).observation(name)
 
         return call
+
+
+def _check_names(names: Iterable[str]) -> None:
+    if reserved := sorted(RESERVED_TOOL_NAMES.intersection(names)):
+        raise ConfigurationError(
+            f"expected tools of other names than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
+            f"{reserved}; a client has methods of these names"
+        )
 
 
 def _spec_of(function: Callable[..., Any]) -> ToolSpec:
