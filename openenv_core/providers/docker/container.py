@@ -75,6 +75,7 @@ class ContainerState:
         return f"ended with exit code {self.exit_code}{reason}" + (f" ({self.error})" if self.error else "")
 
 
+@dataclass(eq=False, repr=False)
 class Container:
     """A container made by `start_container`, whose server was healthy. It ends with this process at the latest.
 
@@ -82,33 +83,29 @@ class Container:
     EngineRefusedError if it is gone or not running.
 
     Attributes:
+        engine: The engine that runs it.
         id: The engine's id.
         name: Its name.
         image: Its image.
         options: Its options.
+        companion: The process that removes it after this one.
         url: URL of its server.
     """
 
-    def __init__(
-        self,
-        engine: DockerEngine,
-        container_id: str,
-        name: str,
-        image: str,
-        options: ContainerOptions,
-        companion_process: Companion,
-    ) -> None:
-        self.id = container_id
-        self.name = name
-        self.image = image
-        self.options = options
-        self.url = ""
-        self._engine = engine
+    engine: DockerEngine
+    id: str
+    name: str
+    image: str
+    options: ContainerOptions
+    companion: Companion
+    url: str = ""
+
+    def __post_init__(self) -> None:
         self._created_at = time.time()
         self._process = os.getpid()
-        self._mark_removed = partial(companion_process.mark_removed, name)
+        mark_removed = self._mark_removed = partial(self.companion.mark_removed, self.name)
         self._removal = weakref.finalize(
-            self, _remove_forgotten, engine, container_id, self._process, self._mark_removed
+            self, _remove_forgotten, self.engine, self.id, self._process, mark_removed
         )
         # At exit the companion removes all remaining containers at once.
         self._removal.atexit = False
@@ -120,7 +117,7 @@ class Container:
     def alive(self) -> bool:
         """Whether the container is running."""
         try:
-            return bool(self._engine.inspect(self.id)["State"]["Running"])
+            return bool(self.engine.inspect(self.id)["State"]["Running"])
         except EngineRefusedError as error:
             if error.status == 404:
                 return False
@@ -128,11 +125,11 @@ class Container:
 
     def state(self) -> ContainerState:
         """Return the state of the container."""
-        state = self._engine.inspect(self.id)["State"]
+        state = self.engine.inspect(self.id)["State"]
         if state["Running"]:
             return ContainerState(True)
         # OOMKilled is not set if a child of the first process was killed; the engine's events show that.
-        out_of_memory = bool(state.get("OOMKilled")) or self._engine.ended_for_memory(
+        out_of_memory = bool(state.get("OOMKilled")) or self.engine.ended_for_memory(
             self.id, self._created_at - 1, time.time()
         )
         return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
@@ -148,11 +145,11 @@ class Container:
 
     def logs(self, tail: int = OUTPUT_LINES) -> str:
         """Return the last lines of the container's output, at most 16 KiB."""
-        return self._engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
+        return self.engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
 
     def pids(self) -> list[int]:
         """Return the pids, on the engine's machine, of the container's processes."""
-        top = self._engine.call("GET", f"/containers/{self.id}/top")
+        top = self.engine.call("GET", f"/containers/{self.id}/top")
         column = top["Titles"].index("PID")
         return [int(process[column]) for process in top["Processes"] or ()]
 
@@ -166,7 +163,7 @@ class Container:
             return
         if self._relay is not None:
             self._relay.close()
-        self._engine.remove(self.id, grace_s=grace_s)
+        self.engine.remove(self.id, grace_s=grace_s)
         self._removal.detach()
         self._mark_removed()
 
@@ -176,7 +173,7 @@ class Container:
 
     def start_relay(self) -> int:
         """Start a relay, which needs no network in the container, and return its port."""
-        self._relay = Relay(self._engine, self.id, self.options.port, self.options.host_port)
+        self._relay = Relay(self.engine, self.id, self.options.port, self.options.host_port)
         weakref.finalize(self, self._relay.close).atexit = False
         return self._relay.port
 
