@@ -274,9 +274,7 @@ def dict_client(
     """
     client = make(target, client=GenericEnvClient, **options)
     try:
-        headers = (
-            client.async_client._session.settings.carrier_options.headers
-        )  # which may come from env_vars
+        headers = client.async_client._session.settings.request_headers  # which may come from env_vars
         yield client, shared_loop().run(fetch_schema, client.base_url, headers=headers)
     except BaseException:
         client.close()

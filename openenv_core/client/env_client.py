@@ -183,7 +183,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         servers = Servers(
             validate_urls(base_url),
             None if provider is None else adapt_provider(provider, started=base_url is not None),
-            settings.carrier_options.headers,
+            settings.request_headers,
         )
         session_id = None if session_id is None else validate_session_id(session_id)
         # Decided once, so that a step without tracing does not ask.
