@@ -183,19 +183,11 @@ class DeclaredTools:
 
     def list_resources(self) -> Sequence[ResourceSpec]:
         """Return the resources that the class declares."""
-        return [
-            resource.spec
-            for resource in self.TOOLSET.resources.values()
-            if isinstance(resource.spec, ResourceSpec)
-        ]
+        return [resource.spec for resource in self.TOOLSET.resources.values()]
 
     def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
         """Return the resource templates that the class declares."""
-        return [
-            template.spec
-            for template in self.TOOLSET.templates.values()
-            if isinstance(template.spec, ResourceTemplateSpec)
-        ]
+        return [template.spec for template in self.TOOLSET.templates.values()]
 
     def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
         """Read a resource; see `ToolHost.read_resource`."""
@@ -237,7 +229,7 @@ class DeclaredTools:
         )
 
     def _read(
-        self, resource: DeclaredResource, uri: str, values: Mapping[str, str], context: ToolContext
+        self, resource: DeclaredResource[Any], uri: str, values: Mapping[str, str], context: ToolContext
     ) -> Now[ResourceContents]:
         try:
             call_arguments = resource.signature.read(values, context, strict=False)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.tools.declare import Declared, declared_as
@@ -17,6 +17,8 @@ from openenv_core.tools.specs import (
 )
 from openenv_core.tools.uri_template import UriTemplate
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
+
+SpecT = TypeVar("SpecT", ResourceSpec, ResourceTemplateSpec)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 """Names that MCP allows for tools."""
@@ -34,10 +36,10 @@ class DeclaredTool:
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredResource:
+class DeclaredResource(Generic[SpecT]):
     """A resource or resource template, and its method."""
 
-    spec: ResourceSpec | ResourceTemplateSpec
+    spec: SpecT
     method: Method
     signature: Signature
     form: UriTemplate
@@ -65,8 +67,8 @@ class Toolset:
     """
 
     tools: dict[str, DeclaredTool] = field(default_factory=dict)
-    resources: dict[str, DeclaredResource] = field(default_factory=dict)
-    templates: dict[str, DeclaredResource] = field(default_factory=dict)
+    resources: dict[str, DeclaredResource[ResourceSpec]] = field(default_factory=dict)
+    templates: dict[str, DeclaredResource[ResourceTemplateSpec]] = field(default_factory=dict)
     prompts: dict[str, DeclaredPrompt] = field(default_factory=dict)
     completions: dict[tuple[tuple[str, str], str], str] = field(default_factory=dict)
 
@@ -140,15 +142,14 @@ class Toolset:
             )
         fields = _common_fields(declared.name or method.attribute, declared, method)
         fields |= {"description": fields["description"] or None, "mime_type": declared.mime_type}
-        spec = (
-            ResourceTemplateSpec(uri_template=declared.uri, **fields)
-            if form.names
-            else ResourceSpec(uri=declared.uri, **fields)
-        )
-        existing = self.templates if form.names else self.resources
-        if declared.uri in existing:
+        if declared.uri in self.templates or declared.uri in self.resources:
             raise ConfigurationError(f"expected one resource at each address, got {declared.uri!r} twice")
-        existing[declared.uri] = DeclaredResource(spec, method, signature, form)
+        if form.names:
+            template = ResourceTemplateSpec(uri_template=declared.uri, **fields)
+            self.templates[declared.uri] = DeclaredResource(template, method, signature, form)
+        else:
+            spec = ResourceSpec(uri=declared.uri, **fields)
+            self.resources[declared.uri] = DeclaredResource(spec, method, signature, form)
 
     def _add_prompt(self, declared: Declared, method: Method) -> None:
         name, signature = declared.name or method.attribute, Signature(method)
@@ -172,7 +173,7 @@ class Toolset:
 
     def _check_completions(self) -> None:
         for (kind, owner), argument in self.completions:
-            completable: Mapping[str, DeclaredPrompt | DeclaredResource] = (
+            completable: Mapping[str, DeclaredPrompt | DeclaredResource[ResourceTemplateSpec]] = (
                 self.prompts if kind == "ref/prompt" else self.templates
             )
             if owner not in completable or argument not in completable[owner].signature.names:
