@@ -246,13 +246,15 @@ class TrainingTrace(BaseModel):
         ]
 
 
-@runtime_checkable
-class LoopOwningSession(Protocol):
-    """A session whose agent runs by itself."""
-
+class _RunningSession(Protocol):
     def wait_for_completion(self, timeout_s: float | None = ...) -> int:
         """Wait for the agent's end; returns its exit code, or raises TimeoutError."""
         ...
+
+
+@runtime_checkable
+class LoopOwningSession(_RunningSession, Protocol):
+    """A session whose agent runs by itself."""
 
     def fetch_proxy_trace(self) -> list[TraceEntry]:
         """Return its calls."""
@@ -260,12 +262,8 @@ class LoopOwningSession(Protocol):
 
 
 @runtime_checkable
-class TrainableSession(Protocol):
+class TrainableSession(_RunningSession, Protocol):
     """A session whose agent runs by itself, and whose calls can be trained on."""
-
-    def wait_for_completion(self, timeout_s: float | None = ...) -> int:
-        """Wait for the agent's end; returns its exit code, or raises TimeoutError."""
-        ...
 
     def fetch_training_trace(self) -> TrainingTrace:
         """Return its calls."""
