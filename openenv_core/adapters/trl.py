@@ -61,23 +61,25 @@ class TRLEnvironments:
         episodes: int | Iterable[Mapping[str, Any]] = 1000,
         **settings: Unpack[EpisodeSettings],
     ) -> None:
-        self._target = target if isinstance(target, str) else dict(target)
+        self._targets: dict[Any, str] = {None: target} if isinstance(target, str) else dict(target)
         self._prompt = prompt
         self._episodes = (
             [{"seed": seed} for seed in range(episodes)] if isinstance(episodes, int) else list(episodes)
         )
-        if not self._target or not self._episodes:
+        if not all((self._targets, *self._targets.values(), self._episodes)):
             raise ConfigurationError("an environment and at least one episode are needed; one is empty")
         self._settings = settings
         self._servers: list[SyncEnvClient[Any, Any, Any]] = []
         self._sessions: dict[str | None, list[TextEpisode]] = {}
 
     @cached_property
+    def _factories(self) -> "dict[Any, _Factory]":
+        return {name: self._factory(target) for name, target in self._targets.items()}
+
+    @property
     def environment_factory(self) -> "_Factory | dict[str, _Factory]":
         """Factory of an environment; a dict of them by name for several. Pickled copies use this process's servers."""
-        if isinstance(self._target, str):
-            return self._factory(self._target)
-        return {name: self._factory(target) for name, target in self._target.items()}
+        return self._factories.get(None, self._factories)
 
     @cached_property
     def train_dataset(self) -> "Dataset":
@@ -96,9 +98,8 @@ class TRLEnvironments:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        if isinstance(self._target, str):
-            return [dict(options) for options in self._episodes]
-        return [{"environment": name, **options} for options in self._episodes for name in self._target]
+        names = [{} if name is None else {"environment": name} for name in self._targets]
+        return [{**name, **options} for options in self._episodes for name in names]
 
     def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
         """Play the episodes of a batch concurrently, for `GRPOTrainer(rollout_func=...)`.
@@ -115,14 +116,13 @@ class TRLEnvironments:
             `prompt_ids`, `completion_ids`, `env_mask` (1: a token of the policy, 0: of the environment), `logprobs` if
             the engine returns them, and `environment_reward` for `reward_funcs`; each a list over episodes.
         """
-        factories = self.environment_factory
         rollouts: list[_Rollout] = []
         free = {name: iter(sessions) for name, sessions in self._sessions.items()}
         for prompt in prompts:
             row = self._rows[prompt[-1]["episode"]]
-            name = row.get("environment") if isinstance(factories, dict) else None
+            name = None if None in self._targets else row["environment"]
             if (episode := next(free.get(name, iter(())), None)) is None:
-                episode = (factories[str(name)] if isinstance(factories, dict) else factories).episode()
+                episode = self._factories[name].episode()
                 self._sessions.setdefault(name, []).append(episode)
             options = {key: value for key, value in row.items() if key != "environment"}
             rollouts.append(_Rollout(episode, prompt, options, trainer))

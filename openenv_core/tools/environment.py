@@ -305,6 +305,10 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
         return self.tool_step(action)
 
 
+CANCELLED: Final = (
+    "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
+)
+
 MAX_COMPLETIONS: Final = 100
 """MCP's limit for one response."""
 
@@ -350,8 +354,7 @@ async def _run_in_task(call: Callable[[], Any]) -> Any:
     except asyncio.CancelledError:
         if count_cancellations() > cancellations:
             raise
-        reason = "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
-        raise ToolFailedError(reason) from None
+        raise ToolFailedError(CANCELLED) from None
     finally:
         task.cancel()
     if error is not None:

@@ -311,7 +311,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 def _check_names(names: Iterable[str]) -> None:
     if reserved := sorted(RESERVED_TOOL_NAMES.intersection(names)):
         raise ConfigurationError(
-            f"expected tools of other names than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
+            f"expected a tool of another name than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
             f"{reserved}; a client has methods of these names"
         )
 

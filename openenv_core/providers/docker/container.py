@@ -429,22 +429,21 @@ def _forget(engine: DockerEngine, name: str) -> None:
 
 
 class ContainerProvider(OwnedServerProvider):
-    """Base class of the providers of a server in a container, which a subclass takes and gives back."""
+    """Base class of the providers of a server in a container, which a subclass takes and gives back.
+
+    Attributes:
+        container: The container; None while it is not running.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._stopping = threading.Event()
-        self._container: Container | None = None
-
-    @property
-    def container(self) -> Container | None:
-        """The container; None while it is not running."""
-        return self._container
+        self.container: Container | None = None
 
     @property
     def alive(self) -> bool:
         """Whether the container is running; False before the start, True while the engine does not respond."""
-        container = self._container
+        container = self.container
         if container is None:
             return False
         try:
@@ -454,7 +453,7 @@ class ContainerProvider(OwnedServerProvider):
 
     def output(self) -> str:
         """Return the end of the container's output, and how it ended; "" before the start."""
-        container = self._container
+        container = self.container
         if container is None:
             return ""
         try:
@@ -473,17 +472,17 @@ class ContainerProvider(OwnedServerProvider):
 
     def _launch(self) -> str:
         self._stopping.clear()
-        self._container = self._take()
-        return self._container.url
+        self.container = self._take()
+        return self.container.url
 
     def _interrupt(self) -> None:
         self._stopping.set()
 
     def _stop(self) -> None:
-        if self._container is not None:
-            self._give_back(self._container)
-            self._container = None
-        self._url = None
+        if self.container is not None:
+            self._give_back(self.container)
+            self.container = None
+        self.url = None
 
 
 class LocalDockerProvider(ContainerProvider):

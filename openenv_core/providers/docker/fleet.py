@@ -1,8 +1,7 @@
 """Fleets of environment servers in containers of one Docker engine on this machine."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any, Final, Self
 
 from openenv_core.errors import ProviderError
@@ -108,21 +107,13 @@ class DockerFleet(ServerFleet):
         image = PinnedImage(self._image).id(engine)
         fields = {key: getattr(self._options, key) for key in self._options.model_fields_set}
         kept = json.dumps([self._image, fields], default=dict)  # some are read-only mappings
-        with self._owned(name) as labels:
-            body = spec(image, options, {**labels, FLEET: self.name, OPTIONS: kept}, publish=True)
+        labels = {FLEET: self.name, OPTIONS: kept}
+        owner = None if self._detached else companion.ensure(engine.address)
+        with nullcontext() if owner is None else owner.guard_creation(name):
+            body = spec(image, options, labels | (owner.labels if owner else {}), publish=True)
             body["HostConfig"]["RestartPolicy"] = {"Name": "unless-stopped"}
             engine.call("POST", "/containers/create", query={"name": name}, body=body)
         engine.call("POST", f"/containers/{name}/start")
-
-    @contextmanager
-    def _owned(self, name: str) -> Iterator[dict[str, str]]:
-        """Yield the labels of a container that is created in the block, which the companion removes unless detached."""
-        if self._detached:
-            yield {}
-            return
-        process = companion.ensure(self._engine.address)
-        with process.guard_creation(name):
-            yield process.labels
 
     def _remove(self, servers: list[FleetServer], grace_s: int) -> None:
         for server in servers:
