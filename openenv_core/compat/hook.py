@@ -124,7 +124,7 @@ class Hook(MetaPathFinder, Loader):
             if (target := self.extra.get(each, {}).get(name) or MODULES[each].names.get(name)) is not None:
                 return target
         extras = (_find_extras().get(each, {}).get(name) for each in with_included(module))
-        return next(filter(None, extras), None)
+        return next((target for target in extras if target is not None), None)
 
     def find_unprovided(self, module: str, name: str) -> str | None:
         """Return what an unprovided name belongs to; None if the released package has no such name."""

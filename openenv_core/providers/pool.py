@@ -258,8 +258,17 @@ class ServerPool(Generic[MemberT]):
         with self._changed:
             counts = Counter(slot.phase for slot in self._slots)
             phases = (_Phase.READY, _Phase.STARTING, _Phase.USED, _Phase.LEAVING)
-            counted = [counts[phase] for phase in phases]
-            return PoolState(len(self._slots), *counted, self._started, self._failed, self._last_failure)
+            ready, starting, used, leaving = (counts[phase] for phase in phases)
+            return PoolState(
+                len(self._slots),
+                ready,
+                starting,
+                used,
+                leaving,
+                self._started,
+                self._failed,
+                self._last_failure,
+            )
 
     def start(self) -> Self:
         """Start to fill the pool, which the first lease also does. Idempotent.

@@ -191,7 +191,8 @@ class DeclaredTools:
 
     def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
         """Read a resource; see `ToolHost.read_resource`."""
-        for resource in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
+        known: Mapping[str, DeclaredResource[Any]] = {**self.TOOLSET.resources, **self.TOOLSET.templates}
+        for resource in known.values():
             if (values := resource.form.match(uri)) is not None:
                 return self._read(resource, uri, values, context)
         raise NoSuchResourceError(f"expected the address of a resource, there is none at {uri[:200]!r}")
