@@ -33,7 +33,7 @@ from benchmarks.processes import (
     uvicorn_command,
 )
 from openenv_core.adapters.vector import ServedVectorEnv
-from openenv_core.client.carrier import CarrierOptions
+from openenv_core.client import GenericEnvClient
 from openenv_core.client.socket import open_socket
 from openenv_core.errors import ClientError
 
@@ -188,7 +188,12 @@ class _Inbox(asyncio.Queue[bytes | bytearray]):
 
 async def _ask_bare(server: Server, plan: Plan) -> tuple[float, float]:
     size = plan.pictures * PICTURE_BYTES
-    carrier = await open_socket(f"ws://127.0.0.1:{server.port}/", CarrierOptions(10.0, 2 * size, None, None))
+    client = GenericEnvClient(
+        f"http://127.0.0.1:{server.port}",
+        max_message_size_mb=2 * size / 2**20,
+        websocket_ping_interval_s=None,
+    )
+    carrier = await open_socket(f"ws://127.0.0.1:{server.port}/", client._session.settings)
     frames = _Inbox()
     carrier.listen(frames)
     for length in (plan.seconds / 4, plan.seconds):

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any, Final, TypedDict
 
 import httpx
 
-from openenv_core.client import MCPToolClient, SyncEnvClient
+from openenv_core.backoff import Backoff
+from openenv_core.client import GenericEnvClient, MCPToolClient, SyncEnvClient
 from openenv_core.client.carrier import refusal
 from openenv_core.errors import (
     AccessRefusedError,
@@ -27,6 +30,7 @@ from openenv_core.errors import (
     ValidationFailedError,
 )
 from openenv_core.loop_thread import shared_loop
+from openenv_core.making import make
 from openenv_core.pictures import describe_picture
 from openenv_core.protocol.http import http_url, redact_url
 from openenv_core.protocol.jsonio import from_json
@@ -56,6 +60,16 @@ _CALL_FORMAT: Final = (
 )
 
 
+class EpisodeSettings(TypedDict, total=False):
+    """Arguments of `TextEpisode`."""
+
+    token: str | None
+    reset_timeout_s: float
+    step_timeout_s: float
+    unfinished_reward: float | None
+
+
+@dataclass(eq=False, repr=False)
 class TextEpisode:
     """One session on a served environment, played by tool calls whose results are text.
 
@@ -80,27 +94,21 @@ class TextEpisode:
         truncated: Whether a limit of the environment cut the episode off.
     """
 
-    def __init__(
-        self,
-        base_url: str | Sequence[str],
-        *,
-        token: str | None = None,
-        reset_timeout_s: float = 60.0,
-        step_timeout_s: float = 60.0,
-        unfinished_reward: float | None = None,
-    ) -> None:
+    base_url: str | Sequence[str]
+    _: KW_ONLY
+    token: str | None = None
+    reset_timeout_s: float = 60.0
+    step_timeout_s: float = 60.0
+    unfinished_reward: float | None = None
+
+    def __post_init__(self) -> None:
         self.tools: list[dict[str, Any]] = []
-        self.done = False
+        self.done = self.truncated = False
         self.failure: str | None = None
         self.unscored: str | None = None
-        self.truncated = False
-        self._urls = [base_url] if isinstance(base_url, str) else list(base_url)
         self._client = MCPToolClient(
-            base_url, token=token, message_timeout_s=step_timeout_s, mode="simulation"
+            self.base_url, token=self.token, message_timeout_s=self.step_timeout_s, mode="simulation"
         )
-        self._token = token
-        self._reset_timeout_s = reset_timeout_s
-        self._unfinished_reward = unfinished_reward
         self._acts: bool | None = None  # unknown before the first reset
         self._return = 0.0
 
@@ -129,11 +137,12 @@ class TextEpisode:
         await self._client.connect()
 
     async def _fetch_schema(self) -> dict[str, Any]:
-        *fallbacks, last = self._urls
+        *fallbacks, last = [self.base_url] if isinstance(self.base_url, str) else self.base_url
+        fetch = partial(fetch_schema, token=self.token, timeout_s=self.reset_timeout_s)
         for url in fallbacks:
             with suppress(ConnectionFailedError):
-                return await fetch_schema(url, token=self._token, timeout_s=self._reset_timeout_s)
-        return await fetch_schema(last, token=self._token, timeout_s=self._reset_timeout_s)
+                return await fetch(url)
+        return await fetch(last)
 
     async def reset(self, **options: Any) -> str:
         """Start an episode and return its first observation as text.
@@ -213,8 +222,8 @@ class TextEpisode:
         """The sum of the episode's rewards; None where the episode is unscored."""
         if self.failure is not None or self.unscored is not None:
             return None
-        if not self.done and self._unfinished_reward is not None:
-            return self._unfinished_reward
+        if not self.done and self.unfinished_reward is not None:
+            return self.unfinished_reward
         return self._return
 
     def require_reward(self) -> float:
@@ -241,23 +250,35 @@ class TextEpisode:
     async def _retry(self, request: Any, **options: Any) -> Any:
         """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""
         loop = asyncio.get_running_loop()
-        deadline, pause_s = loop.time() + self._reset_timeout_s, MIN_BACKOFF_S
+        deadline, backoff = loop.time() + self.reset_timeout_s, Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         while True:
             try:
                 return await request(**options)
             except (AccessRefusedError, AuthenticationError):
                 raise
             except _TRANSIENT:
-                if loop.time() + pause_s > deadline:
+                if loop.time() + (pause_s := backoff.next_s()) > deadline:
                     raise
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
 
-def schema_of(client: SyncEnvClient[Any, Any, Any]) -> dict[str, Any]:
-    """Return the JSON schemas of the server of a client, as `fetch_schema` does, with the client's own headers."""
-    headers = client.async_client._session.settings.carrier_options.headers  # which may come from env_vars
-    return shared_loop().run(fetch_schema, client.base_url, headers=headers)
+@contextmanager
+def dict_client(
+    target: str, options: Mapping[str, Any]
+) -> Iterator[tuple[SyncEnvClient[Any, Any, Any], dict[str, Any]]]:
+    """Yield a client of dicts and its server's JSON schemas; if the block fails, the client is closed.
+
+    Args:
+        target: Target of `openenv_core.make`.
+        options: Further arguments of the client.
+    """
+    client = make(target, client=GenericEnvClient, **options)
+    try:
+        headers = client.async_client._session.settings.request_headers  # which may come from env_vars
+        yield client, shared_loop().run(fetch_schema, client.base_url, headers=headers)
+    except BaseException:
+        client.close()
+        raise
 
 
 def seats_of(schema: Mapping[str, Any]) -> list[str]:

@@ -18,11 +18,9 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
-from openenv_core.adapters.episode import schema_of
+from openenv_core.adapters.episode import dict_client
 from openenv_core.adapters.spaces import Fields
-from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError
-from openenv_core.making import make
 from openenv_core.outcomes import UNSCORED
 from openenv_core.types import StepResult
 
@@ -33,8 +31,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
     Args:
         target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
         render_mode: "rgb_array" if the server renders (`envs/gymnasium_env` with a render mode); None otherwise.
-        token: Bearer token of the server.
-        options: Further arguments of the client.
+        options: Further arguments of the client, such as `token`.
 
     Raises:
         ConfigurationError: The target is not found, or its models cannot be expressed as spaces.
@@ -43,24 +40,11 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as the base class declares it
 
-    def __init__(
-        self, target: str, *, render_mode: str | None = None, token: str | None = None, **options: Any
-    ) -> None:
-        if render_mode not in (None, "rgb_array"):
-            raise ConfigurationError(
-                f"the render mode of a served environment is 'rgb_array' or None, not {render_mode!r}"
-            )
-        self.render_mode = render_mode
-        if token is not None:
-            options["token"] = token
-        self._client = make(target, client=GenericEnvClient, **options)
-        try:
-            schema = schema_of(self._client)
+    def __init__(self, target: str, *, render_mode: str | None = None, **options: Any) -> None:
+        self.render_mode = check_render_mode(render_mode)
+        with dict_client(target, options) as (self._client, schema):
             self._action = Fields(schema["action"])
             self._observation = Fields(schema["observation"])
-        except BaseException:
-            self._client.close()
-            raise
         self.action_space: Space[Any] = self._action.space
         self.observation_space: Space[Any] = self._observation.space
 
@@ -111,6 +95,15 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
     def __enter__(self) -> Self:
         return self
+
+
+def check_render_mode(render_mode: str | None) -> str | None:
+    """Return the render mode; ConfigurationError if a served environment has no such mode."""
+    if render_mode not in (None, "rgb_array"):
+        raise ConfigurationError(
+            f"the render mode of a served environment is 'rgb_array' or None, not {render_mode!r}"
+        )
+    return render_mode
 
 
 def find_picture(state: Mapping[str, Any]) -> Any:

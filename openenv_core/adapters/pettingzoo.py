@@ -16,11 +16,9 @@ import numpy as np
 from gymnasium import Space
 from pettingzoo import AECEnv, ParallelEnv
 
-from openenv_core.adapters.episode import schema_of, seats_of
+from openenv_core.adapters.episode import dict_client, seats_of
 from openenv_core.adapters.spaces import Fields
-from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, ProtocolError
-from openenv_core.making import make
 from openenv_core.types import StepResult
 
 ACTION_MASK = "action_mask"
@@ -37,43 +35,46 @@ class _Seen(NamedTuple):
     info: dict[str, Any]
 
 
-class _Table:
-    """A session with all seats of a served environment.
+class _ServedAgents:
+    """A session with all seats of a served environment, for either of PettingZoo's interfaces.
 
     Attributes:
-        agents: The seats, in order.
-        action_fields: The fields of each agent's actions.
-        observation_fields: Likewise.
         turn: The agent that acts next; at the end the one that PettingZoo removes first.
         over: Whether all agents have ended.
     """
 
-    def __init__(self, target: str, token: str | None, options: Mapping[str, Any]) -> None:
-        client_options = dict(options) if token is None else {**options, "token": token}
-        self._client = make(target, client=GenericEnvClient, **client_options)
-        try:
-            schema = schema_of(self._client)
-            self.agents = seats_of(schema)
-            self.action_fields = {agent: Fields(schema["action"], agent) for agent in self.agents}
-            self.observation_fields = {agent: Fields(schema["observation"], agent) for agent in self.agents}
-        except BaseException:
-            self._client.close()
-            raise
-        self.turn = self.agents[0]
-        self.over = False
+    def __init__(self, target: str, **options: Any) -> None:
+        with dict_client(target, options) as (self._client, schema):
+            seats = self.possible_agents = seats_of(schema)
+            self._action_fields = {agent: Fields(schema["action"], agent) for agent in seats}
+            self._observation_fields = {agent: Fields(schema["observation"], agent) for agent in seats}
+        self.metadata: dict[str, Any] = {"name": target, "render_modes": []}
+        self.render_mode = None
+        self.agents: list[str] = []
+        self.turn, self.over = seats[0], False
 
-    def reset(self, seed: int | None, options: Mapping[str, Any] | None) -> dict[str, _Seen]:
-        """Begin an episode; return what each agent sees."""
-        reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
-        return self._read(self._client.reset(seat="all", **reset_options))
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's observations."""
+        return self._observation_fields[agent].space
 
-    def step(self, action: Any) -> dict[str, _Seen]:
-        """Act for the agent whose turn it is; return what agents have seen since."""
-        return self._read(self._client.step(self.action_fields[self.turn].write(action)))
+    def action_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's actions."""
+        return self._action_fields[agent].space
 
     def close(self) -> None:
         """End the session, and the server if this object started it."""
         self._client.close()
+
+    def _begin(self, seed: int | None, options: Mapping[str, Any] | None) -> dict[str, _Seen]:
+        """Begin an episode; return what each agent sees."""
+        reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
+        seen = self._read(self._client.reset(seat="all", **reset_options))
+        self.agents = [agent for agent in self.possible_agents if agent in seen]
+        return seen
+
+    def _act(self, action: Any) -> dict[str, _Seen]:
+        """Act for the agent whose turn it is; return what agents have seen since."""
+        return self._read(self._client.step(self._action_fields[self.turn].write(action)))
 
     def _read(self, result: StepResult[Any]) -> dict[str, _Seen]:
         metadata = result.metadata or {}
@@ -98,31 +99,8 @@ class _Table:
         info = dict(fields["info"]) if isinstance(fields.get("info"), dict) else {}
         if ACTION_MASK in info:
             info[ACTION_MASK] = np.asarray(info[ACTION_MASK], np.int8)
-        observation = self.observation_fields[agent].read(fields)
+        observation = self._observation_fields[agent].read(fields)
         return _Seen(observation, float(seen["reward"] or 0.0), seen["terminated"], seen["truncated"], info)
-
-
-class _ServedAgents:
-    """The constructor, spaces and end of a served environment in either of PettingZoo's interfaces."""
-
-    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
-        self.metadata: dict[str, Any] = {"name": target, "render_modes": []}
-        self.render_mode = None
-        self._table = _Table(target, token, options)
-        self.possible_agents = list(self._table.agents)
-        self.agents: list[str] = []
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's observations."""
-        return self._table.observation_fields[agent].space
-
-    def action_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's actions."""
-        return self._table.action_fields[agent].space
-
-    def close(self) -> None:
-        """End the session, and the server if this object started it."""
-        self._table.close()
 
 
 class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
@@ -130,16 +108,15 @@ class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
 
     Args:
         target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
-        token: Bearer token of the server.
-        options: Further arguments of the client.
+        options: Further arguments of the client, such as `token`.
 
     Raises:
         ConfigurationError: The target is not found, has one player, or its models cannot be expressed as spaces.
         ClientError: The server does not answer.
     """
 
-    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
-        super().__init__(target, token=token, **options)
+    def __init__(self, target: str, **options: Any) -> None:
+        super().__init__(target, **options)
         self.metadata["is_parallelizable"] = False
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -152,8 +129,7 @@ class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
         Raises:
             ClientError: The server cannot be reached, or refuses the options.
         """
-        seen = self._table.reset(seed, options)
-        self.agents = [agent for agent in self.possible_agents if agent in seen]
+        seen = self._begin(seed, options)
         self._observations = {agent: seen[agent].observation for agent in self.agents}
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self._skip_agent_selection: str | None = None
@@ -174,8 +150,8 @@ class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
             self._was_dead_step(action)
             return
         self._cumulative_rewards[agent] = 0.0
-        self._take(self._table.step(action))
-        if not self._table.over:
+        self._take(self._act(action))
+        if not self.over:
             self._deads_step_first()
 
     def observe(self, agent: str) -> Any:
@@ -183,7 +159,7 @@ class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
         return self._observations[agent]
 
     def _take(self, seen: Mapping[str, _Seen]) -> None:
-        self.agent_selection = self._table.turn
+        self.agent_selection = self.turn
         for agent in self.agents:
             self.rewards[agent] = 0.0
             if agent in seen:
@@ -202,8 +178,7 @@ class ServedParallelEnv(_ServedAgents, ParallelEnv[str, Any, Any]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Begin an episode; see `ServedAECEnv.reset`."""
-        seen = self._table.reset(seed, options)
-        self.agents = [agent for agent in self.possible_agents if agent in seen]
+        seen = self._begin(seed, options)
         return (
             {agent: seen[agent].observation for agent in self.agents},
             {agent: seen[agent].info for agent in self.agents},
@@ -221,11 +196,11 @@ class ServedParallelEnv(_ServedAgents, ParallelEnv[str, Any, Any]):
         latest: dict[str, _Seen] = {}
         rewards = dict.fromkeys(self.agents, 0.0)
         waiting = set(self.agents)
-        while waiting and not self._table.over:
-            if (agent := self._table.turn) not in waiting:
+        while waiting and not self.over:
+            if (agent := self.turn) not in waiting:
                 raise ConfigurationError(f"agent {agent} acts before {sorted(waiting)}; use ServedAECEnv")
             waiting.remove(agent)
-            seen = self._table.step(actions[agent])
+            seen = self._act(actions[agent])
             latest |= seen
             for each, one in seen.items():
                 rewards[each] += one.reward

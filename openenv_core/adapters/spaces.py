@@ -194,6 +194,23 @@ def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float6
     return spaces.Box(low, high, (), dtype)
 
 
+_ARGUMENTS: Final = {
+    "Box": ("low", "high", "shape", "dtype"),
+    "Discrete": ("n", "start", "dtype"),
+    "MultiDiscrete": ("nvec", "start", "dtype"),
+    "MultiBinary": ("n",),
+    "Text": ("min_length", "max_length", "charset"),
+    "Tuple": ("spaces",),
+    "OneOf": ("spaces",),
+    "Dict": ("spaces",),
+    "Sequence": ("space", "stack"),
+}
+"""By type of space: the arguments of its constructor that its description has."""
+
+_ATTRIBUTES: Final = {"charset": "characters", "space": "feature_space"}
+"""Attributes that have other names than the arguments."""
+
+
 def describe_space(space: Space[Any]) -> dict[str, Any]:
     """Return a space as JSON.
 
@@ -201,43 +218,27 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
         ConfigurationError: Spaces of its type are not supported (Graph, or a custom class).
     """
     kind = type(space).__name__
-    match space:
-        case spaces.Box():
-            return {
-                "type": kind,
-                "low": _bounds(space.low),
-                "high": _bounds(space.high),
-                "shape": list(space.shape),
-                "dtype": str(space.dtype),
-            }
-        case spaces.Discrete():
-            return {"type": kind, "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
-        case spaces.MultiDiscrete():
-            return {
-                "type": kind,
-                "nvec": space.nvec.tolist(),
-                "start": space.start.tolist(),
-                "dtype": str(space.dtype),
-            }
-        case spaces.MultiBinary():
-            return {"type": kind, "n": space.n if isinstance(space.n, int) else list(space.n)}
-        case spaces.Text():
-            return {
-                "type": kind,
-                "min_length": space.min_length,
-                "max_length": space.max_length,
-                "charset": space.characters,
-            }
-        case spaces.Tuple() | spaces.OneOf():
-            return {"type": kind, "spaces": [describe_space(subspace) for subspace in space.spaces]}
-        case spaces.Dict():
-            return {
-                "type": kind,
-                "spaces": {key: describe_space(subspace) for key, subspace in space.spaces.items()},
-            }
-        case spaces.Sequence():
-            return {"type": kind, "space": describe_space(space.feature_space), "stack": space.stack}
-    raise ConfigurationError(f"a space of type {kind} cannot cross the wire; wrap the environment")
+    if kind not in _ARGUMENTS:
+        raise ConfigurationError(f"a space of type {kind} cannot cross the wire; wrap the environment")
+    arguments = {name: getattr(space, _ATTRIBUTES.get(name, name)) for name in _ARGUMENTS[kind]}
+    if isinstance(space, spaces.Box):
+        arguments |= {"low": _bounds(space.low), "high": _bounds(space.high)}
+    return {"type": kind, **{name: _describe_argument(value) for name, value in arguments.items()}}
+
+
+def _describe_argument(value: Any) -> Any:
+    match value:
+        case Space():
+            return describe_space(value)
+        case Mapping():
+            return {key: describe_space(subspace) for key, subspace in value.items()}
+        case tuple():
+            return [_describe_argument(item) for item in value]
+        case np.dtype():
+            return str(value)
+        case np.ndarray() | np.generic():
+            return value.tolist()
+    return value
 
 
 def read_space(data: Mapping[str, Any]) -> Space[Any]:
@@ -246,36 +247,33 @@ def read_space(data: Mapping[str, Any]) -> Space[Any]:
     Raises:
         ConfigurationError: The description is invalid.
     """
-    spec = dict(data)
-    kind = spec.pop("type", None)
     try:
-        match kind:
-            case "Box":
-                dtype, shape = np.dtype(spec["dtype"]), tuple(spec["shape"])
-                low, high = (_read_bounds(spec[end], fill, shape, dtype) for end, fill in _ENDS)
-                return spaces.Box(low, high, shape, dtype.type)
-            case "Discrete":
-                return spaces.Discrete(spec["n"], start=spec["start"], dtype=np.dtype(spec["dtype"]).type)
-            case "MultiDiscrete":
-                nvec, start = np.array(spec["nvec"]), np.array(spec["start"])
-                return spaces.MultiDiscrete(nvec, np.dtype(spec["dtype"]).type, start=start)
-            case "MultiBinary":
-                return spaces.MultiBinary(spec["n"])
-            case "Text":
-                return spaces.Text(**spec)
-            case "Tuple":
-                return spaces.Tuple([read_space(description) for description in spec["spaces"]])
-            case "OneOf":
-                return spaces.OneOf([read_space(description) for description in spec["spaces"]])
-            case "Dict":
-                return spaces.Dict(
-                    {key: read_space(description) for key, description in spec["spaces"].items()}
-                )
-            case "Sequence":
-                return spaces.Sequence(read_space(spec["space"]), stack=spec["stack"])
+        kind = data["type"]
+        spec = {name: data[name] for name in _ARGUMENTS[kind]}
+        if kind == "Box":
+            dtype, shape = np.dtype(spec["dtype"]), tuple(spec["shape"])
+            low, high = (_read_bounds(spec[end], fill, shape, dtype) for end, fill in _ENDS)
+            return spaces.Box(low, high, shape, dtype.type)
+        arguments = {name: _read_argument(name, value) for name, value in spec.items()}
+        space: Space[Any] = getattr(spaces, kind)(**arguments)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ConfigurationError(f"this describes no space of Gymnasium: {data!r:.300}: {error}") from error
-    raise ConfigurationError(f"this describes no space of Gymnasium's: {data!r:.300}")
+    return space
+
+
+def _read_argument(name: str, value: Any) -> Any:
+    match name, value:
+        case "dtype", _:
+            return np.dtype(value).type
+        case "space", _:
+            return read_space(value)
+        case "spaces", Mapping():
+            return {key: read_space(description) for key, description in value.items()}
+        case "spaces", _:
+            return [read_space(description) for description in value]
+        case (("nvec" | "start"), list()):
+            return np.array(value)
+    return value
 
 
 def write_value(space: Space[Any], value: Any) -> Any:

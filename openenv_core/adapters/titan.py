@@ -18,7 +18,7 @@ from torchtitan.experiments.rl.environment.message import (
     MessageEnvStepOutput,
 )
 
-from openenv_core.adapters.episode import TextEpisode
+from openenv_core.adapters.episode import EpisodeSettings, TextEpisode
 
 REWARD: Final = "episode"
 """Key in `env_rewards` of the episode's reward so far; in the last step that of the whole episode."""
@@ -50,13 +50,8 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
         unfinished_reward: float | None = None
 
     def __init__(self, config: Config, *, env_input: Mapping[str, Any]) -> None:
-        self._episode = TextEpisode(
-            config.base_url,
-            token=config.token,
-            reset_timeout_s=config.reset_timeout_s,
-            step_timeout_s=config.step_timeout_s,
-            unfinished_reward=config.unfinished_reward,
-        )
+        settings: Any = {name: getattr(config, name) for name in EpisodeSettings.__annotations__}
+        self._episode = TextEpisode(config.base_url, **settings)
         self._prompt = str(env_input.get("prompt") or "")
         self._reset_options = dict(env_input.get("reset") or {})
 

@@ -21,9 +21,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from openenv_core.adapters.episode import TextEpisode, resolve
+from openenv_core.adapters.episode import EpisodeSettings, TextEpisode, resolve
 from openenv_core.client import SyncEnvClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.loop_thread import shared_loop
@@ -45,12 +45,9 @@ class TRLEnvironments:
             on several targets; its keys are the values of the data set's column `environment`.
         prompt: Text for the policy before an episode's first observation.
         episodes: The data set's rows, as options of a reset each; or a number of episodes, with seeds from 0.
-        unfinished_reward: Reward of an episode that the policy left before its end. Defaults to the rewards so far:
-            for a game that pays only at its end, set the price of leaving.
-        token: Bearer token of the servers.
-        reset_timeout_s: Seconds for which a reset is retried while the server does not answer; then the training ends.
-            A full server is waited for half an hour.
-        step_timeout_s: Reply timeout in seconds.
+        settings: Arguments of `TextEpisode`. By default an episode that the policy left before its end has the rewards
+            so far: for a game that pays only at its end, set the price of leaving as `unfinished_reward`. A reset that
+            is not answered within `reset_timeout_s` ends the training.
 
     Raises:
         ConfigurationError: There is no environment, or no episode.
@@ -62,31 +59,27 @@ class TRLEnvironments:
         *,
         prompt: str = "",
         episodes: int | Iterable[Mapping[str, Any]] = 1000,
-        unfinished_reward: float | None = None,
-        token: str | None = None,
-        reset_timeout_s: float = 60.0,
-        step_timeout_s: float = 60.0,
+        **settings: Unpack[EpisodeSettings],
     ) -> None:
-        self._target = target if isinstance(target, str) else dict(target)
+        self._targets: dict[Any, str] = {None: target} if isinstance(target, str) else dict(target)
         self._prompt = prompt
         self._episodes = (
             [{"seed": seed} for seed in range(episodes)] if isinstance(episodes, int) else list(episodes)
         )
-        if not self._target or not self._episodes:
+        if not all((self._targets, *self._targets.values(), self._episodes)):
             raise ConfigurationError("an environment and at least one episode are needed; one is empty")
-        self._unfinished_reward = unfinished_reward
-        self._token = token
-        self._reset_timeout_s = reset_timeout_s
-        self._step_timeout_s = step_timeout_s
+        self._settings = settings
         self._servers: list[SyncEnvClient[Any, Any, Any]] = []
         self._sessions: dict[str | None, list[TextEpisode]] = {}
 
     @cached_property
+    def _factories(self) -> "dict[Any, _Factory]":
+        return {name: self._factory(target) for name, target in self._targets.items()}
+
+    @property
     def environment_factory(self) -> "_Factory | dict[str, _Factory]":
         """Factory of an environment; a dict of them by name for several. Pickled copies use this process's servers."""
-        if isinstance(self._target, str):
-            return self._factory(self._target)
-        return {name: self._factory(target) for name, target in self._target.items()}
+        return self._factories.get(None, self._factories)
 
     @cached_property
     def train_dataset(self) -> "Dataset":
@@ -105,9 +98,8 @@ class TRLEnvironments:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        if isinstance(self._target, str):
-            return [dict(options) for options in self._episodes]
-        return [{"environment": name, **options} for options in self._episodes for name in self._target]
+        names = [{} if name is None else {"environment": name} for name in self._targets]
+        return [{**name, **options} for options in self._episodes for name in names]
 
     def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
         """Play the episodes of a batch concurrently, for `GRPOTrainer(rollout_func=...)`.
@@ -124,14 +116,13 @@ class TRLEnvironments:
             `prompt_ids`, `completion_ids`, `env_mask` (1: a token of the policy, 0: of the environment), `logprobs` if
             the engine returns them, and `environment_reward` for `reward_funcs`; each a list over episodes.
         """
-        factories = self.environment_factory
         rollouts: list[_Rollout] = []
         free = {name: iter(sessions) for name, sessions in self._sessions.items()}
         for prompt in prompts:
             row = self._rows[prompt[-1]["episode"]]
-            name = row.get("environment") if isinstance(factories, dict) else None
+            name = None if None in self._targets else row["environment"]
             if (episode := next(free.get(name, iter(())), None)) is None:
-                episode = (factories[str(name)] if isinstance(factories, dict) else factories).episode()
+                episode = self._factories[name].episode()
                 self._sessions.setdefault(name, []).append(episode)
             options = {key: value for key, value in row.items() if key != "environment"}
             rollouts.append(_Rollout(episode, prompt, options, trainer))
@@ -177,39 +168,24 @@ class TRLEnvironments:
         self.close()
 
     def _factory(self, target: str) -> "_Factory":
-        server = make(target, token=self._token) if self._token else make(target)
+        token = self._settings.get("token")
+        server = make(target, token=token) if token else make(target)
         self._servers.append(server)
         options = frozenset(name for row in self._episodes for name in row)
-        return _Factory(
-            server.base_url,
-            self._token,
-            self._reset_timeout_s,
-            self._step_timeout_s,
-            self._unfinished_reward,
-            options,
-        )
+        return _Factory(server.base_url, tuple(self._settings.items()), options)
 
 
 @dataclass(frozen=True)
 class _Factory:
     base_url: str
-    token: str | None
-    reset_timeout_s: float
-    step_timeout_s: float
-    unfinished_reward: float | None
+    settings: tuple[tuple[str, Any], ...]
     options: frozenset[str]
 
     def __call__(self) -> "_TRLEnvironment":
         return _make_class(self)()
 
     def episode(self) -> TextEpisode:
-        return TextEpisode(
-            self.base_url,
-            token=self.token,
-            reset_timeout_s=self.reset_timeout_s,
-            step_timeout_s=self.step_timeout_s,
-            unfinished_reward=self.unfinished_reward,
-        )
+        return TextEpisode(self.base_url, **dict(self.settings))
 
 
 class _Group:

@@ -19,21 +19,18 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
-from openenv_core.adapters.episode import schema_of
-from openenv_core.adapters.gymnasium import find_picture, make_info
+from openenv_core.adapters.episode import dict_client
+from openenv_core.adapters.gymnasium import check_render_mode, find_picture, make_info
 from openenv_core.adapters.spaces import Fields
-from openenv_core.client import GenericEnvClient
 from openenv_core.client.conversation import BatchReply
 from openenv_core.client.vector import VectorClient
 from openenv_core.errors import (
     ClientError,
-    ConfigurationError,
     EnvironmentFailureError,
     OpenEnvError,
     ProtocolError,
 )
 from openenv_core.loop_thread import shared_loop
-from openenv_core.making import make
 from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure, unscored_reason
 from openenv_core.protocol.batch import Array, columns_of
 from openenv_core.protocol.frames import server_error
@@ -93,8 +90,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         num_envs: Number of sessions; without room for all of them the server opens none.
         autoreset_mode: When an episode that is over is reset, as in Gymnasium's vectors.
         render_mode: "rgb_array" if the server renders; None otherwise.
-        token: Bearer token of the server.
-        options: Further arguments of the client.
+        options: Further arguments of the client, such as `token`.
 
     Raises:
         ConfigurationError: The target is not found, or its models cannot be expressed as spaces.
@@ -109,23 +105,14 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
-        token: str | None = None,
         **options: Any,
     ) -> None:
-        if render_mode not in (None, "rgb_array"):
-            raise ConfigurationError(
-                f"the render mode of a served environment is 'rgb_array' or None, not {render_mode!r}"
-            )
         mode = AutoresetMode(autoreset_mode)
         self.num_envs = num_envs
-        self.render_mode = render_mode
+        self.render_mode = check_render_mode(render_mode)
         self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": mode}
         self._autoreset = _MODES[mode]
-        if token is not None:
-            options["token"] = token
-        self._server = make(target, client=GenericEnvClient, **options)
-        try:
-            schema = schema_of(self._server)
+        with dict_client(target, options) as (self._server, schema):
             self._actions = Fields(schema["action"])
             self._fields = Fields(schema["observation"])
             self.single_action_space = self._actions.space
@@ -136,9 +123,6 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             self._client: VectorClient = self._server.vector(num_envs)
             # A vector may be dropped without a close, as Gymnasium's may.
             weakref.finalize(self, shared_loop().call_detached, self._client.close).atexit = False
-        except BaseException:
-            self._server.close()
-            raise
         self._all_members = list(range(num_envs))
         self._last_observations: Any = None  # for resets of some
 
@@ -333,19 +317,12 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         """Merge steps of several replies in the order of `members`; zeros for members without a step."""
         space, count = self.single_observation_space, len(members)
         observations = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
-        rewards, terminations, truncations = (
-            np.zeros(count),
-            np.zeros(count, np.bool_),
-            np.zeros(count, np.bool_),
-        )
+        rewards, (terminations, truncations) = np.zeros(count), np.zeros((2, count), np.bool_)
         positions = {member: position for position, member in enumerate(members)}
         for steps in parts:
             rows = [positions[member] for member in steps.members.tolist()]
-            rewards[rows], terminations[rows], truncations[rows] = (
-                steps.rewards,
-                steps.terminations,
-                steps.truncations,
-            )
+            rewards[rows] = steps.rewards
+            terminations[rows], truncations[rows] = steps.terminations, steps.truncations
             for position, observation in zip(rows, self._iterate(steps.observations, len(rows)), strict=True):
                 observations[position] = observation
         return VectorSteps(

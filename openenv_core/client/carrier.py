@@ -3,7 +3,6 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from openenv_core.errors import (
@@ -25,32 +24,6 @@ SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
 
 class StuckError(RequestTimeoutError):
     """A request was not sent, since none of the last ones was answered before its caller left."""
-
-
-@dataclass(frozen=True, slots=True)
-class CarrierOptions:
-    """Options of a connection.
-
-    Attributes:
-        connect_timeout_s: Deadline in seconds for connecting, and for closing in order.
-        max_message_bytes: Size limit of a received message.
-        ping_interval_s: Seconds of silence after which a ping is sent; None sends none.
-        ping_timeout_s: Seconds without an answer to a ping after which the connection is lost; None waits for ever.
-        headers: Extra headers of every HTTP request, including a WebSocket's handshake.
-        queue_timeout_s: Seconds to wait for a session of a full server.
-    """
-
-    connect_timeout_s: float
-    max_message_bytes: int
-    ping_interval_s: float | None
-    ping_timeout_s: float | None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a token
-    queue_timeout_s: float = 0.0
-
-    @property
-    def prefer(self) -> str:
-        """The `Prefer` header (RFC 7240): a full server may queue a request for part of the connect timeout."""
-        return f"wait={int(min(0.8 * self.connect_timeout_s, self.queue_timeout_s))}"
 
 
 class Listener(Protocol):

@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from openenv_core.backoff import Backoff
-from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions, StuckError
+from openenv_core.client.carrier import SESSION_ENDED, Carrier, StuckError
+from openenv_core.client.settings import ClientSettings
 from openenv_core.client.socket import open_socket
 from openenv_core.errors import (
     AccessRefusedError,
@@ -97,8 +98,7 @@ class Opening:
 
     Attributes:
         url: WebSocket URL of the server.
-        options: Options of the connection.
-        lease_s: Seconds the server is asked to keep the sessions after a broken connection; 0: none.
+        settings: Settings of the client. `queue_timeout_s` is for this attempt.
         start_notice: Starts the timer of a warning, when they begin to wait in the server's queue.
         count: Number of sessions.
         snapshot: Id of the snapshot whose state they start in, if any.
@@ -107,8 +107,7 @@ class Opening:
     """
 
     url: str
-    options: CarrierOptions
-    lease_s: float
+    settings: ClientSettings
     start_notice: Callable[[], asyncio.TimerHandle]
     count: int = 1
     snapshot: str | None = None
@@ -118,8 +117,8 @@ class Opening:
         """Return the header fields of the `open` request."""
         request_fields = {
             "count": self.count,
-            "wait_s": self.options.queue_timeout_s,
-            "lease_s": self.lease_s or None,
+            "wait_s": self.settings.queue_timeout_s,
+            "lease_s": self.settings.lease_s or None,
             SNAPSHOT: self.snapshot,
         }
         return {name: value for name, value in request_fields.items() if value is not None}
@@ -337,7 +336,7 @@ class Conversation:
 
     def on_lost(self, error: ClientError) -> None:
         """Begin to resume the sessions if the server keeps them; otherwise fail the pending requests."""
-        resumable = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
+        resumable = self.v1 and self.carrier.broken and self._opening.settings.lease_s and self.error is None
         if resumable and (self._session is not None or self._open_call.request_id in self._pending):
             self._resume_task = asyncio.create_task(self._resume(error))
         else:
@@ -388,7 +387,7 @@ class Conversation:
     def _handle_open_reply(self, reply: BatchReply) -> None:
         """Handle a reply to the open. Time in the server's queue does not count towards requests' deadlines."""
         if self._timeout_s is not None:
-            wait_s = 0.0 if reply.last else self._opening.options.queue_timeout_s
+            wait_s = 0.0 if reply.last else self._opening.settings.queue_timeout_s
             deadline = self._loop.time() + self._timeout_s + wait_s
             for call in self._pending.values():
                 call.deadline = deadline
@@ -405,7 +404,7 @@ class Conversation:
 
     async def _resume(self, error: ClientError) -> None:
         """Resume the sessions over a new connection; if that fails, fail the pending requests."""
-        lease_s = self._opening.lease_s
+        lease_s = self._opening.settings.lease_s
         backoff, refusals = Backoff(_MIN_RETRY_S, _MAX_RETRY_S), 0
         reason: object
         try:
@@ -439,7 +438,7 @@ class Conversation:
         url, last_taken_id = self._opening.url, -1
         if self._session is not None:
             url = _add_query(url, RESUME, self._session)
-        carrier = await open_socket(url, self._opening.options)
+        carrier = await open_socket(url, self._opening.settings)
         try:
             if not carrier.v1:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
@@ -468,12 +467,11 @@ class Conversation:
             self._resume_task = None
 
 
-async def open_conversation(opening: Opening, timeout_s: float | None, *, wait: bool = False) -> Conversation:
+async def open_conversation(opening: Opening, *, wait: bool = False) -> Conversation:
     """Connect to a server and begin to open sessions.
 
     Args:
         opening: The sessions and the connection.
-        timeout_s: Reply timeout in seconds; None waits for ever.
         wait: Require `ropewalk.v1`, and wait until the sessions are open.
 
     Returns:
@@ -484,8 +482,8 @@ async def open_conversation(opening: Opening, timeout_s: float | None, *, wait: 
     """
     if opening.snapshot is not None:
         opening = replace(opening, url=_add_query(opening.url, SNAPSHOT, opening.snapshot))
-    carrier = await open_socket(opening.url, opening.options)
-    conversation = Conversation(carrier, timeout_s, opening if carrier.v1 else None)
+    carrier = await open_socket(opening.url, opening.settings)
+    conversation = Conversation(carrier, opening.settings.message_timeout_s, opening if carrier.v1 else None)
     if wait:
         try:
             if not carrier.v1:

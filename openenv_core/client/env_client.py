@@ -6,6 +6,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -76,9 +77,7 @@ def waits_without_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[
     @wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> Any:
         client = cast("EnvClient[Any, Any, Any]", args[0])
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        if (loop := _running_loop()) is None:
             return client._run(method, *args, **options)
         coroutine = method(*args, **options)
         return coroutine if client._session.loop is loop else _NotAwaited(coroutine)
@@ -183,7 +182,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         servers = Servers(
             validate_urls(base_url),
             None if provider is None else adapt_provider(provider, started=base_url is not None),
-            settings.carrier_options.headers,
+            settings.request_headers,
         )
         session_id = None if session_id is None else validate_session_id(session_id)
         # Decided once, so that a step without tracing does not ask.
@@ -461,7 +460,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 self._finalizer.detach()
 
     def __enter__(self) -> Self:
-        if not _loop_runs():
+        if _running_loop() is None:
             try:
                 self._run(self.connect)
             except BaseException:
@@ -562,13 +561,11 @@ def _add_metadata(result: Any, payload: Mapping[str, Any]) -> None:
         result.metadata = payload.get("metadata")
 
 
-def _loop_runs() -> bool:
-    """Whether an event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, if any."""
+    with suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):

@@ -13,7 +13,8 @@ from uuid import uuid4
 
 import httpx
 
-from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
+from openenv_core.client.carrier import Carrier, refusal, unreachable_error
+from openenv_core.client.settings import ClientSettings
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
@@ -47,14 +48,14 @@ KEEPALIVE_EXPIRY_S: Final = 2.0
 class HttpCarrier(Carrier):
     """One session over HTTP: requests run one after another, and each response is delivered as a frame."""
 
-    def __init__(self, base_url: str, session_id: str | None, options: CarrierOptions) -> None:
+    def __init__(self, base_url: str, session_id: str | None, settings: ClientSettings) -> None:
         super().__init__()
-        self._client = _make_client(base_url, options)
+        self._client = _make_client(base_url, settings)
         self._base_url = base_url
         self._session_id = session_id or str(uuid4())
         self._owns_session = session_id is None
         self._session_may_exist = False  # on the server, opened by this carrier
-        self._options = options
+        self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_task: asyncio.Task[None] | None = None
         self._stateful = False  # later requests reach the same environment
@@ -92,7 +93,7 @@ class HttpCarrier(Carrier):
         self._loop, self._listener = asyncio.get_running_loop(), None
         self._tasks.clear()
         # The old client's connections belong to the old loop.
-        self._client = _make_client(self._base_url, self._options)
+        self._client = _make_client(self._base_url, self._settings)
         self._ended = False
         self.abort()
 
@@ -172,7 +173,7 @@ class HttpCarrier(Carrier):
         """End the session, if the server has a route for that, and close the connection."""
         try:
             if self._session_may_exist:
-                async with asyncio.timeout(self._options.connect_timeout_s):
+                async with asyncio.timeout(self._settings.connect_timeout_s):
                     await self._send(http_request(encode_request("close"), self._session_id))
                 self._session_may_exist = False
         except (ClientError, TimeoutError):
@@ -186,7 +187,7 @@ class HttpCarrier(Carrier):
             headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"
-        limit = self._options.max_message_bytes
+        limit = self._settings.max_message_bytes
         body = bytearray()
         try:
             async with self._client.stream(
@@ -207,63 +208,63 @@ class HttpCarrier(Carrier):
             ) from None
         if response.status_code >= 500:
             # Many servers close the connection after a failure; do not send the next request on it.
-            failed_client, self._client = self._client, _make_client(self._base_url, self._options)
+            failed_client, self._client = self._client, _make_client(self._base_url, self._settings)
             await failed_client.aclose()
         return response.status_code, response.headers, bytes(body)
 
 
-async def open_http(base_url: str, session_id: str | None, options: CarrierOptions) -> HttpCarrier:
+async def open_http(base_url: str, session_id: str | None, settings: ClientSettings) -> HttpCarrier:
     """Return a carrier to a server, after checking that it answers.
 
     Args:
         base_url: http:// or https://, without a trailing slash.
         session_id: Id of a standing session; None for a session that the carrier owns.
-        options: Options of the connection.
+        settings: Settings of the client.
 
     Raises:
         ClientError: As `open_socket`; CapacityError also if a proxy before the server answers 429 or 503.
     """
-    carrier = HttpCarrier(base_url, session_id, options)
+    carrier = HttpCarrier(base_url, session_id, settings)
     try:
-        async with asyncio.timeout(options.connect_timeout_s):
+        async with asyncio.timeout(settings.connect_timeout_s):
             await carrier.probe()
     except BaseException as error:
         await carrier.close()
         if isinstance(error, TimeoutError):
-            raise unreachable_error(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
+            raise unreachable_error(base_url, f"no answer within {settings.connect_timeout_s:g} s") from error
         raise
     return carrier
 
 
-def _make_client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
+def _make_client(base_url: str, settings: ClientSettings) -> httpx.AsyncClient:
     try:
         transport = httpx.AsyncHTTPTransport(
             verify=tls_context(),
             proxy=proxy_for(base_url),
-            socket_options=_keepalive_options(options),
+            socket_options=_keepalive_options(settings),
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
         )
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
     return httpx.AsyncClient(
         transport=transport,
-        headers={"Prefer": options.prefer, **options.headers},
+        headers=settings.request_headers,
         # No read timeout: the conversation has a deadline for each request.
-        timeout=httpx.Timeout(None, connect=options.connect_timeout_s),
+        timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
         follow_redirects=False,  # a redirect could send the token to another host
     )
 
 
-def _keepalive_options(options: CarrierOptions) -> list[tuple[int, int, int]]:
+def _keepalive_options(settings: ClientSettings) -> list[tuple[int, int, int]]:
     """Return socket options for TCP keepalive, which detects a dead server as pings do on a WebSocket."""
-    if options.ping_interval_s is None:
+    if settings.websocket_ping_interval_s is None:
         return []
     socket_options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     if sys.platform == "linux":
         probes = 3  # unanswered ones until the connection is lost
-        timeout_s = options.ping_timeout_s or options.ping_interval_s
+        timeout_s = settings.websocket_ping_timeout_s or settings.websocket_ping_interval_s
         socket_options += [
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(options.ping_interval_s))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(settings.websocket_ping_interval_s))),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(timeout_s / probes))),
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
         ]

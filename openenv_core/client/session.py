@@ -307,19 +307,15 @@ class ClientSession:
             if settings.transport == "websocket":
                 snapshot, self._snapshot = self._snapshot, None
                 several = len(self.servers.urls) != 1
-                options = replace(
-                    settings.carrier_options, queue_timeout_s=wait.attempt_s(len(self.servers.urls))
-                )
+                attempt = replace(settings, queue_timeout_s=wait.attempt_s(len(self.servers.urls)))
                 url = websocket_url(base_url, self._session_id)
-                opening = Opening(url, options, settings.lease_s, wait.start_notice, 1, snapshot, several)
+                opening = Opening(url, attempt, wait.start_notice, 1, snapshot, several)
                 # Wait for the open: the snapshot may be gone by the first request.
-                conversation = await open_conversation(
-                    opening, settings.message_timeout_s, wait=snapshot is not None
-                )
+                conversation = await open_conversation(opening, wait=snapshot is not None)
             else:
                 from openenv_core.client.http import open_http  # lazily: it imports httpx
 
-                carrier = await open_http(http_url(base_url), self._session_id, settings.carrier_options)
+                carrier = await open_http(http_url(base_url), self._session_id, settings)
                 conversation = Conversation(carrier, settings.message_timeout_s)
         except ConnectionFailedError as error:
             raise await self.servers.explain(error) from error.__cause__

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
 from typing import Any, Final
 
-from openenv_core.client.carrier import CarrierOptions
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import SESSION_ID, is_bearer_token, websocket_url
 
@@ -45,16 +44,18 @@ class ClientSettings:
         validate_headers(self.headers, self.token)
 
     @property
-    def carrier_options(self) -> CarrierOptions:
-        """Options of a connection."""
-        return CarrierOptions(
-            connect_timeout_s=self.connect_timeout_s,
-            max_message_bytes=int(self.max_message_size_mb * 1024 * 1024),
-            ping_interval_s=self.websocket_ping_interval_s,
-            ping_timeout_s=self.websocket_ping_timeout_s,
-            headers=validate_headers(self.headers, self.token),
-            queue_timeout_s=self.queue_timeout_s,
-        )
+    def max_message_bytes(self) -> int:
+        """Size limit of a received message."""
+        return int(self.max_message_size_mb * 1024 * 1024)
+
+    @property
+    def request_headers(self) -> dict[str, str]:
+        """Headers of every HTTP request, with the token's, including a WebSocket's handshake.
+
+        By `Prefer` (RFC 7240) a full server may queue a request for part of the connect timeout.
+        """
+        prefer = f"wait={int(min(0.8 * self.connect_timeout_s, self.queue_timeout_s))}"
+        return {"Prefer": prefer, **validate_headers(self.headers, self.token)}
 
     def arguments_of(self, function: Callable[..., object]) -> dict[str, Any]:
         """Return the settings that a function takes as arguments, by name."""

@@ -17,7 +17,8 @@ from weakref import WeakSet
 import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
-from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
+from openenv_core.client.carrier import Carrier, refusal, unreachable_error
+from openenv_core.client.settings import ClientSettings
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.frames import detail_text
@@ -52,9 +53,10 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         v1: The server speaks `ropewalk.v1`.
     """
 
-    def __init__(self, options: CarrierOptions) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         super().__init__()
-        self._options = options
+        self._settings = settings
+        self._max_bytes = settings.max_message_bytes
         self.v1 = False
         self._transport: WSTransport | None = None
         self._disconnected = self._loop.create_future()
@@ -81,7 +83,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._mark_lost(ConnectionLostError("the connection was closed by this client"))
         try:
             transport.send_close(WSCloseCode.OK)
-            async with asyncio.timeout(self._options.connect_timeout_s):
+            async with asyncio.timeout(self._settings.connect_timeout_s):
                 await asyncio.shield(self._disconnected)
         except TimeoutError:
             transport.disconnect(graceful=False)
@@ -131,7 +133,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         if self._lost_error is not None and kind is not _CLOSE:
             return  # messages after one that was cut off are ignored
         if kind is _TEXT or kind is _BINARY:
-            if frame.payload_size > self._options.max_message_bytes:
+            if frame.payload_size > self._max_bytes:
                 # picows refuses it, but delivers it nevertheless if it is complete before the disconnect.
                 self._mark_lost(ConnectionLostError(_close_reason(transport)))
                 return
@@ -148,10 +150,9 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         elif kind is _CONTINUATION:
             if self._message_parts is None:
                 raise self._protocol_error(WSCloseCode.PROTOCOL_ERROR, "the continuation of nothing")
-            if len(self._message_parts) + frame.payload_size > self._options.max_message_bytes:
-                limit = self._options.max_message_bytes
+            if len(self._message_parts) + frame.payload_size > self._max_bytes:
                 raise self._protocol_error(
-                    WSCloseCode.MESSAGE_TOO_BIG, f"a message of more than {limit} bytes"
+                    WSCloseCode.MESSAGE_TOO_BIG, f"a message of more than {self._max_bytes} bytes"
                 )
             self._message_parts += frame.get_payload_as_memoryview()
             if frame.fin:
@@ -193,9 +194,9 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         return picows.WSProtocolError(code, problem)
 
     def _watch_silence(self) -> None:
-        """Check after `ping_interval_s` whether anything was received."""
+        """Check after `websocket_ping_interval_s` whether anything was received."""
         self._has_received = False
-        interval = self._options.ping_interval_s
+        interval = self._settings.websocket_ping_interval_s
         if interval is not None and self._lost_error is None:
             self._timer = self._loop.call_later(interval, self._ping_if_silent)
 
@@ -206,7 +207,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         assert self._transport is not None
         self._transport.send_ping()
         self._pinged_at = self._loop.time()
-        timeout = self._options.ping_timeout_s
+        timeout = self._settings.websocket_ping_timeout_s
         if timeout is None:
             self._watch_silence()
         else:
@@ -216,7 +217,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         if self._has_received or self._is_receiving():
             self._watch_silence()
             return
-        timeout = self._options.ping_timeout_s
+        timeout = self._settings.websocket_ping_timeout_s
         self._mark_lost(
             ConnectionLostError(
                 f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
@@ -245,7 +246,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         return bool(silence_ms / 1000 < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S)
 
 
-async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
+async def open_socket(url: str, settings: ClientSettings) -> WebSocketCarrier:
     """Connect to a ws:// or wss:// URL, and offer `ropewalk.v1`.
 
     Raises:
@@ -256,17 +257,17 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
     """
     target = url
     try:
-        async with asyncio.timeout(options.connect_timeout_s):
+        async with asyncio.timeout(settings.connect_timeout_s):
             for _ in range(MAX_REDIRECTS):
                 try:
-                    return await _connect(target, options)
+                    return await _connect(target, settings)
                 except picows.WSInvalidStatusError as error:
                     target = _redirect_target(target, error)
             raise ConnectionFailedError(
                 f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
             )
     except TimeoutError:
-        raise unreachable_error(url, f"no answer within {options.connect_timeout_s:g} s") from None
+        raise unreachable_error(url, f"no answer within {settings.connect_timeout_s:g} s") from None
     except ClientError:
         raise
     except Exception as error:  # network, TLS and proxy errors: each library raises its own types
@@ -274,24 +275,23 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise unreachable_error(url, str(error) or type(error).__name__) from cause
 
 
-async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
-    url, headers = _extract_credentials(url, options.headers)
-    headers.setdefault("Prefer", options.prefer)
+async def _connect(url: str, settings: ClientSettings) -> WebSocketCarrier:
+    url, headers = _extract_credentials(url, settings.request_headers)
     headers["Sec-WebSocket-Protocol"] = SUBPROTOCOL
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
-        opened.append(await _connect_tcp(address.host, address.port, options.connect_timeout_s))
+        opened.append(await _connect_tcp(address.host, address.port, settings.connect_timeout_s))
         return opened[0]
 
     try:
         transport, carrier = await picows.ws_connect(
-            lambda: WebSocketCarrier(options),
+            lambda: WebSocketCarrier(settings),
             url,
             logger_name=_logger,
             websocket_handshake_timeout=None,  # the caller has a deadline
             enable_auto_ping=False,  # picows requires both settings, and a timeout shorter than the interval
-            max_frame_size=options.max_message_bytes,
+            max_frame_size=settings.max_message_bytes,
             extra_headers=headers,
             max_redirects=0,
             proxy=proxy_for(url),

@@ -49,9 +49,9 @@ class VectorClient:
         wait = SlotWait(settings.queue_timeout_s)
 
         async def attempt() -> VectorClient:
-            options = replace(settings.carrier_options, queue_timeout_s=wait.attempt_s(1))
-            opening = Opening(websocket_url(base_url), options, settings.lease_s, wait.start_notice, count)
-            return cls(await open_conversation(opening, settings.message_timeout_s, wait=True))
+            attempt = replace(settings, queue_timeout_s=wait.attempt_s(1))
+            opening = Opening(websocket_url(base_url), attempt, wait.start_notice, count)
+            return cls(await open_conversation(opening, wait=True))
 
         return await Servers([base_url]).attempt(attempt, wait)
 

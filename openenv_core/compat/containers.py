@@ -67,11 +67,14 @@ class RuntimeProvider(ABC):
         self.stop()
 
 
-class LocalDockerProvider(ContainerProvider):
-    """The released provider's interface to ours: hardened containers, on loopback only; no argument is ignored."""
+class _AdaptedProvider(ContainerProvider):
+    """Starts one container, or pod, by a provider of ours."""
 
-    def __init__(self) -> None:
-        self._provider: Ours | None = None
+    _provider: Any = None
+
+    @abstractmethod
+    def _make(self, image: str, port: int | None, env_vars: Mapping[str, str] | None, options: Any) -> Any:
+        """Return the provider of a container that is not started yet."""
 
     def start_container(
         self, image: str, port: int | None = None, env_vars: Mapping[str, str] | None = None, **kwargs: Any
@@ -80,9 +83,10 @@ class LocalDockerProvider(ContainerProvider):
 
         Args:
             image: Name or id of the image.
-            port: Port of this machine to publish it on; any free port by default.
+            port: Port of this machine to publish it on; any free port by default. That of a pod is always 8000.
             env_vars: Environment variables.
-            kwargs: Fields of `ContainerOptions`; `command` may be a single string.
+            kwargs: Fields of `ContainerOptions`, where `command` may be a single string; or arguments of
+                `KubernetesFleet`.
 
         Raises:
             ProviderError: The container could not be started.
@@ -92,10 +96,8 @@ class LocalDockerProvider(ContainerProvider):
             raise ConfigurationError(
                 "the provider has started a container already; call stop_container() first"
             )
-        if isinstance(command := kwargs.get("command"), str):
-            kwargs["command"] = shlex.split(command)
-        provider = Ours(image, host_port=port, env_vars=dict(env_vars or {}), **kwargs)
-        url = provider.start()
+        provider = self._make(image, port, env_vars, kwargs)
+        url = str(provider.start())
         self._provider = provider
         return url
 
@@ -104,6 +106,15 @@ class LocalDockerProvider(ContainerProvider):
         provider, self._provider = self._provider, None
         if provider is not None:
             provider.stop()
+
+
+class LocalDockerProvider(_AdaptedProvider):
+    """The released provider's interface to ours: hardened containers, on loopback only; no argument is ignored."""
+
+    def _make(self, image: str, port: int | None, env_vars: Mapping[str, str] | None, options: Any) -> Ours:
+        if isinstance(command := options.get("command"), str):
+            options["command"] = shlex.split(command)
+        return Ours(image, host_port=port, env_vars=dict(env_vars or {}), **options)
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
         """Return when the server is healthy, as it already was when `start_container` returned.
@@ -126,7 +137,7 @@ class LocalDockerProvider(ContainerProvider):
         )
 
 
-class KubernetesProvider(ContainerProvider):
+class KubernetesProvider(_AdaptedProvider):
     """The released provider's name and interface, which has no implementation there: a fleet of one pod.
 
     Args:
@@ -135,33 +146,15 @@ class KubernetesProvider(ContainerProvider):
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        self._fleet: ServerFleet | None = None
 
-    def start_container(
-        self, image: str, port: int | None = None, env_vars: Mapping[str, str] | None = None, **kwargs: Any
-    ) -> str:
-        """Start a pod, wait until its server is ready, and return its URL, whose port is always 8000.
-
-        Raises:
-            ProviderError: The pod could not be started.
-            ConfigurationError: An option does not exist, another port is wanted, or a pod is already running.
-        """
-        if self._fleet is not None or port not in (None, 8000):
-            raise ConfigurationError(
-                "expected a provider without a pod, and port 8000; call stop_container() first, or leave port out"
-            )
-        fleet = open_fleet("kubernetes", image, 1, {**self._options, "env_vars": env_vars, **kwargs})
-        url = fleet.start()
-        self._fleet = fleet
-        return url
-
-    def stop_container(self) -> None:
-        """Delete the pod."""
-        fleet, self._fleet = self._fleet, None
-        if fleet is not None:
-            fleet.stop()
+    def _make(
+        self, image: str, port: int | None, env_vars: Mapping[str, str] | None, options: Any
+    ) -> ServerFleet:
+        if port not in (None, 8000):
+            raise ConfigurationError(f"expected port 8000 of a pod, got {port}; leave it out")
+        return open_fleet("kubernetes", image, 1, {**self._options, "env_vars": env_vars, **options})
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
         """Return when the server is ready, as it already was when `start_container` returned."""
-        if self._fleet is not None:
-            self._fleet.wait_ready(1, timeout_s)
+        if self._provider is not None:
+            self._provider.wait_ready(1, timeout_s)

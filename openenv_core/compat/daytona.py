@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -36,6 +37,7 @@ def _arguments_of(keyword: str, dockerfile: str) -> list[str]:
     return re.findall(rf"(?im)^[ \t]*{keyword}[ \t]+(\S.*?)[ \t]*$", _CONTINUATION.sub(" ", dockerfile))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DaytonaProvider(ContainerProvider):
     """Starts an environment's image in a Daytona sandbox, and the server in it.
 
@@ -53,31 +55,21 @@ class DaytonaProvider(ContainerProvider):
 
     _dockerfile_registry: ClassVar[dict[str, dict[str, Any]]] = {}
 
-    def __init__(
-        self,
-        *,
-        api_key: str | None = None,
-        public: bool = False,
-        resources: Any = None,
-        auto_stop_interval: int = AUTO_STOP_MIN,
-        target: str | None = None,
-        on_snapshot_create_logs: Callable[[str], None] | None = None,
-        cmd: str | None = None,
-        create_timeout: float = 300,
-    ) -> None:
+    api_key: str | None = None
+    public: bool = False
+    resources: Any = None
+    auto_stop_interval: int = AUTO_STOP_MIN
+    target: str | None = None
+    on_snapshot_create_logs: Callable[[str], None] | None = None
+    cmd: str | None = None
+    create_timeout: float = 300
+
+    def __post_init__(self) -> None:
         sdk = _sdk()
-        account = {"api_key": api_key or os.environ.get("DAYTONA_API_KEY"), "target": target}
+        account = {"api_key": self.api_key or os.environ.get("DAYTONA_API_KEY"), "target": self.target}
         self._daytona = sdk.Daytona(
             sdk.DaytonaConfig(**{key: value for key, value in account.items() if value})
         )
-        self._options = {
-            **({"public": True} if public else {}),
-            **({"auto_stop_interval": auto_stop_interval} if auto_stop_interval != AUTO_STOP_MIN else {}),
-        }
-        self._resources = resources
-        self._on_logs = on_snapshot_create_logs
-        self._cmd = cmd
-        self._create_timeout = create_timeout
         self._sandbox: Any = None
         self._preview_url: str | None = None
 
@@ -157,8 +149,12 @@ class DaytonaProvider(ContainerProvider):
             )
         if port not in (None, PORT):
             raise ConfigurationError(f"Daytona's provider only supports port {PORT}, got {port}")
-        cmd, built = kwargs.pop("cmd", None) or self._cmd, None
-        options = {**self._options, **({"env_vars": dict(env_vars)} if env_vars else {})}
+        cmd, built = kwargs.pop("cmd", None) or self.cmd, None
+        options: dict[str, Any] = {"public": True} if self.public else {}
+        if self.auto_stop_interval != AUTO_STOP_MIN:
+            options["auto_stop_interval"] = self.auto_stop_interval
+        if env_vars:
+            options["env_vars"] = dict(env_vars)
         kind, _, name = image.partition(":")
         if kind == "dockerfile" and (built := self._dockerfile_registry.get(name)) is None:
             raise ConfigurationError(
@@ -168,12 +164,13 @@ class DaytonaProvider(ContainerProvider):
         if kind == "snapshot":
             params = sdk.CreateSandboxFromSnapshotParams(snapshot=name, **options)
         else:
-            resources = {} if self._resources is None else {"resources": self._resources}
+            if self.resources is not None:
+                options["resources"] = self.resources
             source = image if built is None else _image(sdk, built)
-            params = sdk.CreateSandboxFromImageParams(image=source, **options, **resources)
-        if self._on_logs is not None:
-            kwargs["on_snapshot_create_logs"] = self._on_logs
-        self._sandbox = self._daytona.create(params, timeout=self._create_timeout, **kwargs)
+            params = sdk.CreateSandboxFromImageParams(image=source, **options)
+        if self.on_snapshot_create_logs is not None:
+            kwargs["on_snapshot_create_logs"] = self.on_snapshot_create_logs
+        self._sandbox = self._daytona.create(params, timeout=self.create_timeout, **kwargs)
         try:
             cmd = cmd or self._discover_server_cmd((built or {}).get("server_cmd"))
             # Daytona does not run an image's CMD.

@@ -102,8 +102,6 @@ class InspectAIHarness(EvalHarness):
             raise RuntimeError("the evaluation returned no logs; look at the task and the model")
         if logs[0].status != "success":
             raise RuntimeError(f"the evaluation failed with status {logs[0].status}; its log says why")
-        return self._extract_scores(logs[0])
-
-    def _extract_scores(self, log: Any) -> dict[str, Any]:
-        scores = [] if log.results is None else log.results.scores
+        results = logs[0].results
+        scores = [] if results is None else results.scores
         return {name: metric.value for score in scores for name, metric in score.metrics.items()}

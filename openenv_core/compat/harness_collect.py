@@ -125,6 +125,7 @@ class CollectResult:
     success_rate: float
 
 
+@dataclass(kw_only=True, eq=False)
 class CollectRunner:
     """Plays episodes into a folder; those that are there are not played again.
 
@@ -136,18 +137,14 @@ class CollectRunner:
         limits: Limits of each rollout.
     """
 
-    def __init__(
-        self,
-        *,
-        session_factory: ResourceSessionFactory[Any],
-        harness_adapter: HarnessAdapter,
-        serializer: RolloutSerializer,
-        tasks: Iterable[Any] | None = None,
-        limits: HarnessRunLimits | None = None,
-    ) -> None:
-        self._factory, self._adapter, self._serializer = session_factory, harness_adapter, serializer
-        self._tasks = iter(tasks if tasks is not None else ())
-        self._limits = limits
+    session_factory: ResourceSessionFactory[Any]
+    harness_adapter: HarnessAdapter
+    serializer: RolloutSerializer
+    tasks: Iterable[Any] | None = None
+    limits: HarnessRunLimits | None = None
+
+    def __post_init__(self) -> None:
+        self._tasks = iter(self.tasks if self.tasks is not None else ())
 
     def run(
         self,
@@ -170,7 +167,7 @@ class CollectRunner:
         if not resume:
             self._move_results()
         ids = [f"{episode_id_prefix}-{number:06d}" for number in range(num_episodes)]
-        there = self._serializer.collected_episode_ids()
+        there = self.serializer.collected_episode_ids()
         fates: Counter[str] = Counter()
         rewards: list[float] = []
         for episode_id in ids:
@@ -187,7 +184,7 @@ class CollectRunner:
             if should_keep is not None and not should_keep(record):
                 fates["dropped"] += 1
                 continue
-            self._serializer.write_episode(record)
+            self.serializer.write_episode(record)
             rewards.append(record.reward)
         count = max(1, len(rewards))
         return CollectResult(
@@ -201,15 +198,15 @@ class CollectRunner:
         )
 
     def _play(self, episode_id: str, task: Any, model_step: ModelStep) -> EpisodeRecord:
-        session = self._factory.create(task=task, episode_id=episode_id)
+        session = self.session_factory.create(task=task, episode_id=episode_id)
         try:
-            rollout, outcome = run_verified(self._adapter, model_step, session, self._limits)
+            rollout, outcome = run_verified(self.harness_adapter, model_step, session, self.limits)
             return EpisodeRecord.from_rollout(episode_id, rollout, outcome, task)
         finally:
             session.close()
 
     def _move_results(self) -> None:
-        path = self._serializer.results_path
+        path = self.serializer.results_path
         if not path.exists():
             return
         moved = path.with_name(f"{path.stem}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.bak{path.suffix}")
@@ -241,7 +238,8 @@ def build_model_step(llm_client: LLMClient, *, system_prompt: str | None = None)
 def build_dataset_readme(output_dir: Path) -> str:
     """Return the card of a folder as a dataset of the Hugging Face Hub."""
     folder = RolloutSerializer(output_dir)
-    metadata = next(iter(_read_json(folder.metadata_path)), {})
+    path = folder.metadata_path
+    metadata = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     rows = "".join(f"\n| `{key}` | `{value}` |" for key, value in metadata.items())
     table = f"\n| key | value |\n| --- | --- |{rows}\n" if rows else ""
     return f"""---
@@ -260,13 +258,6 @@ configs:
 Each line of `{RESULTS_FILENAME}` is one episode: `episode_id`, `messages` (the chat), `reward`, `done`, `tool_trace`
 (`tool_name`, `arguments`, `result` of each call), `metrics`, `verify_metrics`, `artifacts`, `task`, `extra`.
 """
-
-
-def _read_json(path: Path) -> Iterable[Mapping[str, Any]]:
-    try:
-        yield json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
 
 
 def push_to_hf_hub(

@@ -131,12 +131,7 @@ class MCPHarnessAdapter(HarnessAdapter):
             result.done = not step.response.tool_calls
             for call in step.response.tool_calls[: limits.max_tool_calls_per_turn]:
                 if len(result.tool_trace) == limits.max_total_tool_calls:
-                    result.metrics |= {
-                        "truncated": True,
-                        "turns": turns,
-                        "tool_calls": len(result.tool_trace),
-                    }
-                    return result
+                    return self._measured(result, turns, truncated=True)
                 called = session.call_tool(call.name, dict(call.args))
                 result.tool_trace.append(ToolTraceEntry(call.name, dict(call.args), called))
                 made = {"tool_name": call.name, "arguments": dict(call.args), "done": called.done}
@@ -148,7 +143,11 @@ class MCPHarnessAdapter(HarnessAdapter):
                 if called.done:
                     result.done = True
                     break
-        result.metrics |= {"turns": turns, "tool_calls": len(result.tool_trace)}
+        return self._measured(result, turns)
+
+    @staticmethod
+    def _measured(result: HarnessRolloutResult, turns: int, **more: Any) -> HarnessRolloutResult:
+        result.metrics |= {"turns": turns, "tool_calls": len(result.tool_trace), **more}
         return result
 
     def run_black_box(
@@ -247,13 +246,15 @@ class TrainingTrace(BaseModel):
         ]
 
 
-@runtime_checkable
-class LoopOwningSession(Protocol):
-    """A session whose agent runs by itself."""
-
+class _RunningSession(Protocol):
     def wait_for_completion(self, timeout_s: float | None = ...) -> int:
         """Wait for the agent's end; returns its exit code, or raises TimeoutError."""
         ...
+
+
+@runtime_checkable
+class LoopOwningSession(_RunningSession, Protocol):
+    """A session whose agent runs by itself."""
 
     def fetch_proxy_trace(self) -> list[TraceEntry]:
         """Return its calls."""
@@ -261,12 +262,8 @@ class LoopOwningSession(Protocol):
 
 
 @runtime_checkable
-class TrainableSession(Protocol):
+class TrainableSession(_RunningSession, Protocol):
     """A session whose agent runs by itself, and whose calls can be trained on."""
-
-    def wait_for_completion(self, timeout_s: float | None = ...) -> int:
-        """Wait for the agent's end; returns its exit code, or raises TimeoutError."""
-        ...
 
     def fetch_training_trace(self) -> TrainingTrace:
         """Return its calls."""

@@ -8,10 +8,20 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from openenv_core.compat.names import MODULES, RELEASED, RELEASED_VERSION, module_for
+from openenv_core.compat.names import (
+    MODULES,
+    NAMES,
+    REASONS,
+    RELEASED,
+    RELEASED_VERSION,
+    REPLACED,
+    module_for,
+    with_included,
+)
 from openenv_core.packages import import_ours
 
 GROUP: Final = "ropewalk.compat"
@@ -87,10 +97,7 @@ class AliasModule(ModuleType):
 
 def resolve(target: Target) -> Any:
     """Return the object of a target."""
-    if not isinstance(target, str):
-        return target
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(target) if isinstance(target, str) else target
 
 
 class Hook(MetaPathFinder, Loader):
@@ -107,25 +114,23 @@ class Hook(MetaPathFinder, Loader):
 
     def available(self, module: str) -> Iterator[str]:
         """Yield the names that a module provides."""
-        yield from self.extra.get(module, ())
-        yield from MODULES[module].names
-        for other in MODULES[module].includes:
-            yield from self.available(other)
+        for each in with_included(module):
+            yield from self.extra.get(each, ())
+            yield from MODULES[each].names
 
     def target(self, module: str, name: str) -> Target | None:
         """Return the target of a name; None if it is not provided."""
-        if (target := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
-            return target
-        for other in MODULES[module].includes:
-            if (target := self.target(other, name)) is not None:
+        for each in with_included(module):
+            if (target := self.extra.get(each, {}).get(name) or MODULES[each].names.get(name)) is not None:
                 return target
-        return _find_extras().get(module, {}).get(name)
+        extras = (_find_extras().get(each, {}).get(name) for each in with_included(module))
+        return next((target for target in extras if target is not None), None)
 
     def find_unprovided(self, module: str, name: str) -> str | None:
         """Return what an unprovided name belongs to; None if the released package has no such name."""
-        entry = MODULES[module]
-        also = (self.find_unprovided(other, name) for other in entry.includes)
-        return entry.unprovided.get(name) or next(filter(None, also), None) or entry.default_reason
+        modules = [*with_included(module)]
+        reasons = [*(MODULES[each].unprovided.get(name) for each in modules), *map(REASONS.get, modules)]
+        return next(filter(None, reasons), None)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -134,7 +139,8 @@ class Hook(MetaPathFinder, Loader):
         source = module_for(fullname)
         if source is None:
             return None
-        return ModuleSpec(fullname, self, origin="openenv_core.compat", is_package=MODULES[source].package)
+        is_package = any(module.startswith(f"{source}.") for module in MODULES)
+        return ModuleSpec(fullname, self, origin="openenv_core.compat", is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Create the module, whose names are resolved on access."""
@@ -143,10 +149,10 @@ class Hook(MetaPathFinder, Loader):
         return AliasModule(spec.name, source, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module by ours if it has a `replacement`; other modules need nothing."""
-        source = module_for(module.__name__)
-        if source is not None and (replacement := MODULES[source].replacement) is not None:
-            sys.modules[module.__name__] = import_module(replacement)
+        """Replace the module by ours if it is `REPLACED`; other modules need nothing."""
+        if (source := module_for(module.__name__)) in REPLACED:
+            (ours,) = NAMES[source]
+            sys.modules[module.__name__] = import_module(ours)
 
     def forget(self) -> None:
         """Remove the modules that were imported through this hook from `sys.modules`."""

@@ -1,6 +1,6 @@
 """The released LLMJudge: ours, which reads the first number of an answer unless told otherwise."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openenv_core.rubrics import LLMJudge as Ours
 
@@ -14,24 +14,9 @@ class LLMJudge(Ours):
     Args:
         prompt_template: See `openenv_core.rubrics.LLMJudge`.
         client: Client of the model.
-        score_pattern: Regular expression of the score; None: the first number.
-        default_score: Score of an answer without one.
-        normalize: Whether to clamp scores to 0..1.
+        options: Further arguments of that class. By default the first number of an answer is its score, and 0 that of
+            an answer without one.
     """
 
-    def __init__(
-        self,
-        prompt_template: str,
-        client: "LLMClient",
-        *,
-        score_pattern: str | None = None,
-        default_score: float = 0.0,
-        normalize: bool = True,
-    ) -> None:
-        super().__init__(
-            prompt_template,
-            client,
-            score_pattern=score_pattern,
-            default_score=default_score,
-            normalize=normalize,
-        )
+    def __init__(self, prompt_template: str, client: "LLMClient", **options: Any) -> None:
+        super().__init__(prompt_template, client, **{"default_score": 0.0, **options})

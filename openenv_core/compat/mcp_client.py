@@ -37,3 +37,6 @@ class MCPToolClient(Ours):
                 "or openenv_core.MCPToolClient, whose calls are steps"
             )
         super().__init__(base_url, connect_timeout_s, message_timeout_s, mode="production", **settings)
+
+
+MCPClientBase = MCPToolClient

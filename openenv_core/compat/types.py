@@ -75,13 +75,8 @@ class JsonRpcErrorCode(IntEnum):
     SERVER_ERROR = jsonrpc.SERVER_ERROR
 
 
-_TEXTS: Final = {
-    JsonRpcErrorCode.PARSE_ERROR: "Parse error",
-    JsonRpcErrorCode.INVALID_REQUEST: "Invalid Request",
-    JsonRpcErrorCode.METHOD_NOT_FOUND: "Method not found",
-    JsonRpcErrorCode.INVALID_PARAMS: "Invalid params",
-    JsonRpcErrorCode.INTERNAL_ERROR: "Internal error",
-    JsonRpcErrorCode.SERVER_ERROR: "Server error",
+_TEXTS: Final = {code: code.name.replace("_", " ").capitalize() for code in JsonRpcErrorCode} | {
+    JsonRpcErrorCode.INVALID_REQUEST: "Invalid Request"
 }
 
 

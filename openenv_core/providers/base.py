@@ -189,18 +189,16 @@ class OwnedServerProvider(ABC):
 
     A subclass starts its server in `_launch`, and sets `_ending` as soon as there is something to clean up. What that
     calls is called again if a Ctrl-C has interrupted it.
+
+    Attributes:
+        url: The server's URL; None while it is not running.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ending_lock = threading.RLock()
-        self._url: str | None = None
+        self.url: str | None = None
         self._ending: weakref.finalize[..., OwnedServerProvider] | None = None
-
-    @property
-    def url(self) -> str | None:
-        """The server's URL; None while it is not running."""
-        return self._url
 
     def start(self) -> str:
         """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
@@ -210,13 +208,13 @@ class OwnedServerProvider(ABC):
             ProviderError: The server could not be started; subclasses document their errors.
         """
         with self._lock:
-            if self._url is None:
+            if self.url is None:
                 try:
-                    self._url = self._launch()
+                    self.url = self._launch()
                 except BaseException:
                     self._stop()
                     raise
-            return self._url
+            return self.url
 
     def stop(self) -> None:
         """Stop the server and wait until it has ended. Idempotent.
@@ -248,7 +246,7 @@ class OwnedServerProvider(ABC):
 
     def _stop(self) -> None:
         """Stop the server, if any. The caller holds the lock."""
-        self._url = None
+        self.url = None
         self._interrupt()
         self._ending = None
 

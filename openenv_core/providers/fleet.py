@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Final, Self
 
 from openenv_core.errors import ConfigurationError, ProviderError
@@ -322,8 +322,7 @@ def fleet_class(engine: str) -> type[ServerFleet]:
     """
     if engine not in ENGINES:
         raise ConfigurationError(f"expected a fleet on {', '.join(ENGINES)}, got {engine!r}")
-    module, _, name = ENGINES[engine].partition(":")
-    found: type[ServerFleet] = getattr(import_module(module), name)
+    found: type[ServerFleet] = resolve_name(ENGINES[engine])
     return found
 
 
@@ -367,8 +366,3 @@ def read_load(url: str, token: str | None) -> Load | None:
             f"expected the sessions of {url} on /capacity, got HTTP {response.status_code}; released "
             "servers have no such path"
         ) from error
-
-
-def server_environment(token: str, env_vars: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a fleet's server."""
-    return {**env_vars, "ROPEWALK_TOKENS": token}

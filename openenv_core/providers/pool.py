@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -255,12 +256,15 @@ class ServerPool(Generic[MemberT]):
     def state(self) -> PoolState:
         """The state of the pool."""
         with self._changed:
+            counts = Counter(slot.phase for slot in self._slots)
+            phases = (_Phase.READY, _Phase.STARTING, _Phase.USED, _Phase.LEAVING)
+            ready, starting, used, leaving = (counts[phase] for phase in phases)
             return PoolState(
                 len(self._slots),
-                len(self._in(_Phase.READY)),
-                len(self._in(_Phase.STARTING)),
-                len(self._in(_Phase.USED)),
-                len(self._in(_Phase.LEAVING)),
+                ready,
+                starting,
+                used,
+                leaving,
                 self._started,
                 self._failed,
                 self._last_failure,

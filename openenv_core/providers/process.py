@@ -9,6 +9,7 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -44,6 +45,7 @@ KILL_MARGIN_S: Final = 5.0
 """How long, beyond the server's stop timeout, its guard may take before it is killed too."""
 
 
+@dataclass(eq=False, repr=False)
 class LocalProcessProvider(OwnedServerProvider):
     """Serves an app in a local process, by default on a free port of the loopback interface.
 
@@ -67,28 +69,19 @@ class LocalProcessProvider(OwnedServerProvider):
         port: Port to listen on; 0 for a free one.
     """
 
-    def __init__(
-        self,
-        app: str,
-        *,
-        env_vars: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        start_timeout_s: float = 60.0,
-        stop_timeout_s: float = 5.0,
-        command: Sequence[str] | None = None,
-        log: Path | None = None,
-        host: str = LOOPBACK,
-        port: int = 0,
-    ) -> None:
+    app: str
+    _: KW_ONLY
+    env_vars: Mapping[str, str] | None = None
+    cwd: str | None = None
+    start_timeout_s: float = 60.0
+    stop_timeout_s: float = 5.0
+    command: Sequence[str] | None = None
+    log: Path | None = None
+    host: str = LOOPBACK
+    port: int = 0
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.app = app
-        self._host, self._port = host, port
-        self._env_vars = dict(env_vars or {})
-        self._cwd = cwd
-        self._start_timeout_s = start_timeout_s
-        self._stop_timeout_s = stop_timeout_s
-        self._command = command or SERVE_COMMAND
-        self._log = log
         self._guard: subprocess.Popen[bytes] | None = None
         self._tail: _OutputTail | None = None
 
@@ -105,7 +98,7 @@ class LocalProcessProvider(OwnedServerProvider):
     @property
     def token(self) -> str | None:
         """The first of the server's bearer tokens; None if `env_vars` has none."""
-        return read_first_token(self._env_vars, self._cwd or ".")
+        return read_first_token(self.env_vars or {}, self.cwd or ".")
 
     def cordon(self) -> None:
         """Have the server refuse new sessions, while the open ones go on."""
@@ -118,42 +111,42 @@ class LocalProcessProvider(OwnedServerProvider):
 
     def _launch(self) -> str:
         self._guard = self._tail = None
-        server = _GuardedServer(self._stop_timeout_s + KILL_MARGIN_S)
+        server = _GuardedServer(self.stop_timeout_s + KILL_MARGIN_S)
         self._ending = weakref.finalize(self, server.end)  # first: a Ctrl-C may come at any moment
         with server.stdin, self._listen() as listener:
             port = int(listener.getsockname()[1])
             guard = server.guard = self._guard = self._spawn(listener.fileno(), server.stdin)
-        output = server.output = self._tail = _OutputTail(guard, self._log)
+        output = server.output = self._tail = _OutputTail(guard, self.log)
         self._wait_until_healthy(guard, port, output)
-        return f"http://{self._host}:{port}"
+        return f"http://{self.host}:{port}"
 
     def _listen(self) -> socket.socket:
         try:
-            return listen(self._port, host=self._host)
+            return listen(self.port, host=self.host)
         except OSError as error:
             raise ProviderError(
-                f"cannot listen on {self._host}:{self._port} for {self.app!r}: {error}; choose another port"
+                f"cannot listen on {self.host}:{self.port} for {self.app!r}: {error}; choose another port"
             ) from error
 
     def _spawn(self, fd: int, lifeline: IO[bytes]) -> "subprocess.Popen[bytes]":
-        command = [argument.replace("{app}", self.app).replace("{fd}", str(fd)) for argument in self._command]
+        command = [
+            argument.replace("{app}", self.app).replace("{fd}", str(fd))
+            for argument in self.command or SERVE_COMMAND
+        ]
+        inherited = {name: value for name, value in os.environ.items() if name not in (TOKENS, TOKEN_FILE)}
         try:
             return subprocess.Popen(
-                guard_command(command, grace_s=self._stop_timeout_s, inherited_fd=fd),
+                guard_command(command, grace_s=self.stop_timeout_s, inherited_fd=fd),
                 stdin=lifeline,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                cwd=self._cwd,
-                env=self._environ(),
+                cwd=self.cwd,
+                env={**inherited, **(self.env_vars or {})},
                 pass_fds=(fd,),
                 start_new_session=True,
             )
         except OSError as error:
             raise ProviderError(f"expected to start {' '.join(command)!r}, got: {error}") from error
-
-    def _environ(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if name not in (TOKENS, TOKEN_FILE)}
-        return inherited | self._env_vars
 
     def _wait_until_healthy(self, guard: "subprocess.Popen[bytes]", port: int, output: "_OutputTail") -> None:
         def pause(seconds: float) -> None:
@@ -170,11 +163,11 @@ class LocalProcessProvider(OwnedServerProvider):
 
         token = self.token
         trouble = wait_healthy(
-            lambda left_s: health_of(port, left_s, token, host=self._host), self._start_timeout_s, pause
+            lambda left_s: health_of(port, left_s, token, host=self.host), self.start_timeout_s, pause
         )
         if trouble is not None:
             raise ServerStartError(
-                f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {trouble}; "
+                f"expected {self.app} to be healthy within {self.start_timeout_s:g} s, got {trouble}; "
                 "raise start_timeout_s if it needs longer",
                 output.text(),
             )

@@ -10,12 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from openenv_core.errors import ProviderError, installed_with
-from openenv_core.providers.fleet import (
-    READY_TIMEOUT_S,
-    FleetServer,
-    ServerFleet,
-    server_environment,
-)
+from openenv_core.providers.base import TOKENS
+from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet
 from openenv_core.providers.process import LocalProcessProvider
 
 with installed_with("ray", "Ray", "ray"):
@@ -50,13 +46,13 @@ class RayServerOptions:
 
     app: str
     token: str = field(repr=False)
-    env_vars: Mapping[str, str] = field(repr=False)
-    num_cpus: float
-    memory: int | None
-    max_restarts: int
-    placement: Any
-    detached: bool
-    start_timeout_s: float
+    env_vars: Mapping[str, str] = field(default_factory=dict, repr=False)
+    num_cpus: float = 1.0
+    memory: int | None = None
+    max_restarts: int = -1
+    placement: Any = "SPREAD"
+    detached: bool = False
+    start_timeout_s: float = 60.0
 
 
 class _RayServer:
@@ -106,7 +102,7 @@ class _RayServer:
         options, host = self._options, ray.util.get_node_ip_address()
         provider = LocalProcessProvider(
             options.app,
-            env_vars=server_environment(options.token, options.env_vars),
+            env_vars={**options.env_vars, TOKENS: options.token},
             start_timeout_s=options.start_timeout_s,
             stop_timeout_s=DRAIN_TIMEOUT_S,
             host=host,
@@ -133,13 +129,7 @@ class RayFleet(ServerFleet):
         servers: Number of servers.
         name: Name of the fleet; by default a random one.
         token: Bearer token of the servers; by default a random one.
-        env_vars: Environment variables of the servers.
-        num_cpus: CPUs that Ray reserves for each server.
-        memory: Bytes of memory that Ray reserves for each.
-        max_restarts: How often Ray restarts each; -1 for always.
-        placement: Ray's scheduling strategy.
-        detached: Whether the servers outlive this program; `find` finds them.
-        start_timeout_s: Seconds within which a server must be healthy.
+        options: Fields of `RayServerOptions`; `find` finds the servers of a fleet that is `detached`.
 
     Raises:
         ConfigurationError: An argument is invalid, or Ray is not installed.
@@ -154,28 +144,12 @@ class RayFleet(ServerFleet):
         *,
         name: str | None = None,
         token: str | None = None,
-        env_vars: Mapping[str, str] | None = None,
-        num_cpus: float = 1.0,
-        memory: int | None = None,
-        max_restarts: int = -1,
-        placement: Any = "SPREAD",
-        detached: bool = False,
-        start_timeout_s: float = 60.0,
+        **options: Any,
     ) -> None:
         super().__init__(servers, name, token)
-        self._options = RayServerOptions(
-            app=app,
-            token=self.token,
-            env_vars=dict(env_vars or {}),
-            num_cpus=num_cpus,
-            memory=memory,
-            max_restarts=max_restarts,
-            placement=placement,
-            detached=detached,
-            start_timeout_s=start_timeout_s,
-        )
+        self._options = RayServerOptions(app=app, token=self.token, **options)
         self._handles: dict[str, Any] = {}  # without a handle Ray ends an actor that is not detached
-        _connect(detached=detached)
+        _connect(detached=self._options.detached)
 
     @classmethod
     def find(cls, name: str) -> Self:

@@ -168,38 +168,31 @@ class DeclaredTools:
         except InvalidArgumentsError as error:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
         except Exception as error:  # from a validator of the author's
-            return self._after(name, arguments, _failure(error))
-        method: Callable[..., Any] = getattr(self, tool.attribute)
-        if tool.asynchronous:
+            return self._after(name, arguments, to_failure(error))
+        method: Callable[..., Any] = getattr(self, tool.method.attribute)
+        if tool.method.asynchronous:
             return self._call_async(tool, arguments, lambda: method(**call_arguments))
         try:
-            value = require_value(method(**call_arguments), tool.attribute, _ASYNC_ADVICE)
+            value = require_value(method(**call_arguments), tool.method.attribute, _ASYNC_ADVICE)
             result = ToolResult.of(value, wrapped=tool.wrapped)
         except (EpisodeOverError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit, or a panic of a compiled library
-            result = _failure(error)
+            result = to_failure(error)
         return self._after(name, arguments, result)
 
     def list_resources(self) -> Sequence[ResourceSpec]:
         """Return the resources that the class declares."""
-        return [
-            resource.spec
-            for resource in self.TOOLSET.resources.values()
-            if isinstance(resource.spec, ResourceSpec)
-        ]
+        return [resource.spec for resource in self.TOOLSET.resources.values()]
 
     def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
         """Return the resource templates that the class declares."""
-        return [
-            template.spec
-            for template in self.TOOLSET.templates.values()
-            if isinstance(template.spec, ResourceTemplateSpec)
-        ]
+        return [template.spec for template in self.TOOLSET.templates.values()]
 
     def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
         """Read a resource; see `ToolHost.read_resource`."""
-        for resource in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
+        known: Mapping[str, DeclaredResource[Any]] = {**self.TOOLSET.resources, **self.TOOLSET.templates}
+        for resource in known.values():
             if (values := resource.form.match(uri)) is not None:
                 return self._read(resource, uri, values, context)
         raise NoSuchResourceError(f"expected the address of a resource, there is none at {uri[:200]!r}")
@@ -216,8 +209,10 @@ class DeclaredTools:
         call_arguments = prompt.signature.read(arguments, context, strict=False)
         description = prompt.spec.description
         return convert(
-            getattr(self, prompt.attribute)(**call_arguments),
-            lambda value: PromptResult(messages=_messages(value, prompt.attribute), description=description),
+            getattr(self, prompt.method.attribute)(**call_arguments),
+            lambda value: PromptResult(
+                messages=_messages(value, prompt.method.attribute), description=description
+            ),
         )
 
     def complete(
@@ -235,7 +230,7 @@ class DeclaredTools:
         )
 
     def _read(
-        self, resource: DeclaredResource, uri: str, values: Mapping[str, str], context: ToolContext
+        self, resource: DeclaredResource[Any], uri: str, values: Mapping[str, str], context: ToolContext
     ) -> Now[ResourceContents]:
         try:
             call_arguments = resource.signature.read(values, context, strict=False)
@@ -245,7 +240,7 @@ class DeclaredTools:
                 f"expected an address like {form}, got {uri[:200]!r}; {error}"
             ) from None
         return convert(
-            getattr(self, resource.attribute)(**call_arguments),
+            getattr(self, resource.method.attribute)(**call_arguments),
             lambda value: [_resource_contents(uri, value, resource.spec.mime_type)],
         )
 
@@ -264,7 +259,7 @@ class DeclaredTools:
                 message = f"expected an end within {tool.timeout_s:g} s, got none; the call was given up"
                 result = ToolResult.failed(ToolErrorType.TIMEOUT, message)
             else:
-                result = _failure(error)
+                result = to_failure(error)
         return self._after(tool.spec.name, arguments, result)
 
     def _after(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
@@ -311,11 +306,15 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
         return self.tool_step(action)
 
 
+CANCELLED: Final = (
+    "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
+)
+
 MAX_COMPLETIONS: Final = 100
 """MCP's limit for one response."""
 
 
-def _failure(error: BaseException) -> ToolResult:
+def to_failure(error: BaseException) -> ToolResult:
     """Return the result for an exception of a tool."""
     if (unavailable := _find_unavailable(error)) is not None:
         text = text_of(unavailable)
@@ -356,8 +355,7 @@ async def _run_in_task(call: Callable[[], Any]) -> Any:
     except asyncio.CancelledError:
         if count_cancellations() > cancellations:
             raise
-        reason = "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
-        raise ToolFailedError(reason) from None
+        raise ToolFailedError(CANCELLED) from None
     finally:
         task.cancel()
     if error is not None:

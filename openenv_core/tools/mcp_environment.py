@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property, partial
@@ -32,13 +32,13 @@ from openenv_core.tools import (
     ResourceSpec,
     ResourceTemplateSpec,
     ToolContext,
-    ToolError,
     ToolErrorType,
     ToolFailedError,
     ToolResult,
     ToolSpec,
     ToolUnavailableError,
 )
+from openenv_core.tools.environment import to_failure
 from openenv_core.tools.mcp_object import (
     McpObjectSession,
     ask_tool,
@@ -103,11 +103,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def __init__(self, mcp_server: Any, transform: Any = None) -> None:
         super().__init__(transform=transform)
         self._session = McpObjectSession(mcp_server)
-        if reserved := sorted(RESERVED_TOOL_NAMES & get_server_tools(mcp_server).keys()):
-            raise ConfigurationError(
-                f"expected tools of other names than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
-                f"{reserved}; a client has methods of these names"
-            )
+        _check_names(get_server_tools(mcp_server))
         self.mcp_server: Any = mcp_server
         self.mcp_client: Any = self._session.new_client()
 
@@ -151,11 +147,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, or None, got {mode!r}")
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            if function.__name__ in RESERVED_TOOL_NAMES:
-                raise ConfigurationError(
-                    f"expected a tool of another name than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
-                    f"{function.__name__!r}"
-                )
+            _check_names([function.__name__])
             if mode is not None:
                 self._tools_by_mode.setdefault(mode, {})[function.__name__] = function, _spec_of(function)
                 return function
@@ -311,9 +303,17 @@ class MCPEnvironment(Environment[Any, Any, Any]):
                     return CallToolObservation(tool_name=name, result=result)
                 reason = error_text(result)
             known_names = [spec.name for spec in await self._list_own_tools(client)]
-            return _make_failure(action, error_type(name, reason, known_names), reason)
+            return ToolResult.failed(error_type(name, reason, known_names), reason).observation(name)
 
         return call
+
+
+def _check_names(names: Iterable[str]) -> None:
+    if reserved := sorted(RESERVED_TOOL_NAMES.intersection(names)):
+        raise ConfigurationError(
+            f"expected a tool of another name than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
+            f"{reserved}; a client has methods of these names"
+        )
 
 
 def _spec_of(function: Callable[..., Any]) -> ToolSpec:
@@ -334,20 +334,8 @@ def _make_listing(tool_specs: Sequence[ToolSpec]) -> ListToolsObservation:
     return ListToolsObservation(tools=[spec.wire() for spec in tool_specs])
 
 
-def _make_failure(
-    action: CallToolAction, kind: ToolErrorType, message: str, **metadata: Any
-) -> CallToolObservation:
-    reason = ToolError(error_type=kind, message=message)
-    return CallToolObservation(tool_name=action.tool_name, error=reason, metadata=metadata)
-
-
 def _to_failure(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:
-    if isinstance(error, ToolUnavailableError):
-        text = text_of(error)
-        return _make_failure(action, ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    if isinstance(error, ToolFailedError):
-        return _make_failure(action, ToolErrorType.EXECUTION_ERROR, text_of(error))
-    message = (
-        f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
-    )
-    return _make_failure(action, ToolErrorType.TIMEOUT, message)
+    if isinstance(error, TimeoutError):
+        message = f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
+        return ToolResult.failed(ToolErrorType.TIMEOUT, message).observation(action.tool_name)
+    return to_failure(error).observation(action.tool_name)

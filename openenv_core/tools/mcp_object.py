@@ -29,7 +29,7 @@ from openenv_core.tools import (
     ToolResult,
     ToolUnavailableError,
 )
-from openenv_core.tools.environment import count_cancellations
+from openenv_core.tools.environment import CANCELLED, count_cancellations
 from openenv_core.types import Observation
 
 T = TypeVar("T")
@@ -37,10 +37,6 @@ T = TypeVar("T")
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long, in seconds, a server object may take to end its session."""
 
-
-_CANCELLED: Final = (
-    "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
-)
 
 _CLOSED: Final = "Connection closed"
 """The SDK's message for requests of a session that a tool's cancellation, or its exit, has ended."""
@@ -161,7 +157,7 @@ class McpObjectSession:
         if self._closed:
             return ClientClosedError("expected an open environment, got its close() during a tool call")
         self._drop_thread()  # it may be ending because of a tool's exit
-        return ToolFailedError(_CANCELLED)
+        return ToolFailedError(CANCELLED)
 
     def _restart_after(self, error: BaseException) -> ToolFailedError:
         """Drop the thread, whose event loop a SystemExit has stopped."""
@@ -191,7 +187,7 @@ class McpObjectSession:
             if str(error) != _CLOSED and getattr(client, "is_connected", lambda: True)():
                 raise
             self._drop_thread()
-            raise ToolFailedError(_CANCELLED) from error
+            raise ToolFailedError(CANCELLED) from error
 
     async def _hold_client(self, opened: "asyncio.Future[Any]") -> None:
         self._end = asyncio.Event()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.tools.declare import Declared, declared_as
@@ -18,39 +18,39 @@ from openenv_core.tools.specs import (
 from openenv_core.tools.uri_template import UriTemplate
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 
-MAX_NAME_CHARS: Final = 128
-_NAME: Final = re.compile(r"[A-Za-z0-9_./-]+")
-"""Characters that MCP allows in the name of a tool."""
+SpecT = TypeVar("SpecT", ResourceSpec, ResourceTemplateSpec)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+"""Names that MCP allows for tools."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DeclaredTool:
     """A tool and its method; `wrapped` says whether the structured result is `{"result": value}`."""
 
     spec: ToolSpec
-    attribute: str
+    method: Method
     signature: Signature
     wrapped: bool | None
-    asynchronous: bool
     timeout_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeclaredResource:
+@dataclass(frozen=True, slots=True)
+class DeclaredResource(Generic[SpecT]):
     """A resource or resource template, and its method."""
 
-    spec: ResourceSpec | ResourceTemplateSpec
-    attribute: str
+    spec: SpecT
+    method: Method
     signature: Signature
     form: UriTemplate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DeclaredPrompt:
     """A prompt and its method."""
 
     spec: PromptSpec
-    attribute: str
+    method: Method
     signature: Signature
 
 
@@ -67,8 +67,8 @@ class Toolset:
     """
 
     tools: dict[str, DeclaredTool] = field(default_factory=dict)
-    resources: dict[str, DeclaredResource] = field(default_factory=dict)
-    templates: dict[str, DeclaredResource] = field(default_factory=dict)
+    resources: dict[str, DeclaredResource[ResourceSpec]] = field(default_factory=dict)
+    templates: dict[str, DeclaredResource[ResourceTemplateSpec]] = field(default_factory=dict)
     prompts: dict[str, DeclaredPrompt] = field(default_factory=dict)
     completions: dict[tuple[tuple[str, str], str], str] = field(default_factory=dict)
 
@@ -111,14 +111,10 @@ class Toolset:
                 f"expected a tool with a name of its own, got {name!r}; {', '.join(sorted(RESERVED_TOOL_NAMES))} are "
                 "what clients call themselves"
             )
-        if not 1 <= len(name) <= MAX_NAME_CHARS:
-            raise ConfigurationError(
-                f"expected a tool with a name of 1 to {MAX_NAME_CHARS} characters, got one of {len(name)}"
-            )
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
-                f"expected a tool with a name of letters without accents, digits, and _ - . /, got {name!r}; hosts "
-                "refuse others: give it one by @tool(name=...)"
+                f"expected a tool with a name of 1 to 128 characters, which are letters without accents, digits, and "
+                f"_ - . /, got {name!r}; hosts refuse others: give it one by @tool(name=...)"
             )
         if name in self.tools:
             raise ConfigurationError(f"expected tools with names of their own, got {name!r} twice")
@@ -135,14 +131,7 @@ class Toolset:
             output_schema=output_schema,
             annotations=None if declared.annotations is None else dict(declared.annotations),
         )
-        self.tools[name] = DeclaredTool(
-            spec=spec,
-            attribute=method.attribute,
-            signature=signature,
-            wrapped=wrapped,
-            asynchronous=method.asynchronous,
-            timeout_s=declared.timeout_s,
-        )
+        self.tools[name] = DeclaredTool(spec, method, signature, wrapped, declared.timeout_s)
 
     def _add_resource(self, declared: Declared, method: Method) -> None:
         form, signature = UriTemplate(declared.uri), Signature(method)
@@ -153,17 +142,14 @@ class Toolset:
             )
         fields = _common_fields(declared.name or method.attribute, declared, method)
         fields |= {"description": fields["description"] or None, "mime_type": declared.mime_type}
-        spec = (
-            ResourceTemplateSpec(uri_template=declared.uri, **fields)
-            if form.names
-            else ResourceSpec(uri=declared.uri, **fields)
-        )
-        existing = self.templates if form.names else self.resources
-        if declared.uri in existing:
+        if declared.uri in self.templates or declared.uri in self.resources:
             raise ConfigurationError(f"expected one resource at each address, got {declared.uri!r} twice")
-        existing[declared.uri] = DeclaredResource(
-            spec=spec, attribute=method.attribute, signature=signature, form=form
-        )
+        if form.names:
+            template = ResourceTemplateSpec(uri_template=declared.uri, **fields)
+            self.templates[declared.uri] = DeclaredResource(template, method, signature, form)
+        else:
+            spec = ResourceSpec(uri=declared.uri, **fields)
+            self.resources[declared.uri] = DeclaredResource(spec, method, signature, form)
 
     def _add_prompt(self, declared: Declared, method: Method) -> None:
         name, signature = declared.name or method.attribute, Signature(method)
@@ -183,11 +169,11 @@ class Toolset:
                 for argument in signature.names
             ),
         )
-        self.prompts[name] = DeclaredPrompt(spec=spec, attribute=method.attribute, signature=signature)
+        self.prompts[name] = DeclaredPrompt(spec, method, signature)
 
     def _check_completions(self) -> None:
         for (kind, owner), argument in self.completions:
-            completable: Mapping[str, DeclaredPrompt | DeclaredResource] = (
+            completable: Mapping[str, DeclaredPrompt | DeclaredResource[ResourceTemplateSpec]] = (
                 self.prompts if kind == "ref/prompt" else self.templates
             )
             if owner not in completable or argument not in completable[owner].signature.names:

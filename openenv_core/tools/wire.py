@@ -96,10 +96,6 @@ class InvalidArgumentsError(EnvironmentFailureError):
     """The arguments of a tool or prompt are invalid."""
 
 
-class NoSuchToolError(EnvironmentFailureError):
-    """There is no tool of that name."""
-
-
 class NoSuchResourceError(EnvironmentFailureError):
     """There is no resource at that URI."""
 

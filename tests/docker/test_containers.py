@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import os
 import re
 import signal
@@ -179,7 +180,7 @@ def test_failed_start_reports_why_and_leaves_no_container(
 def test_death_of_a_running_server_is_detected(engine: DockerEngine, hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image) as provider, LocalDockerProvider(hostile_image):
         # One companion serves all containers of a process.
-        mine = {companion.PROGRAM, engine.address.url}
+        mine = {companion.PROGRAM, json.dumps(engine.address)}
         companion_pids = [each.pid for each in psutil.Process().children() if mine <= set(each.cmdline())]
         assert companion_pids == [companion.ensure(engine.address).pid]
         assert provider.alive

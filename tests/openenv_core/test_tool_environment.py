@@ -423,7 +423,7 @@ async def test_decorators_work_in_any_order() -> None:
         assert await call_outcome(name, x=3) == 3
         assert (await call_outcome(name, x="3"))[0] is ToolErrorType.INVALID_ARGS
     assert await call_outcome("of_class", x=1) == "Odd 1"
-    asynchronous = {name for name, declared in Odd.TOOLSET.tools.items() if declared.asynchronous}
+    asynchronous = {name for name, declared in Odd.TOOLSET.tools.items() if declared.method.asynchronous}
     assert asynchronous == {"below", "above", "promised", "leave_later"}
 
 

@@ -4,13 +4,14 @@ from typing import Self
 
 from openenv_core.errors import ProviderError
 from openenv_core.providers import LocalProcessProvider, ServerFleet
-from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, server_environment
+from openenv_core.providers.base import TOKENS
+from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer
 
 
 class ProcessFleet(ServerFleet):
     def __init__(self, app: str, servers: int, **env_vars: str) -> None:
         super().__init__(servers, "games", None)
-        self._app, self._env_vars = app, server_environment(self.token, env_vars)
+        self._app, self._env_vars = app, {**env_vars, TOKENS: self.token}
         self.providers: dict[str, LocalProcessProvider] = {}
 
     @classmethod

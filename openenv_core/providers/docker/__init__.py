@@ -2,7 +2,6 @@
 
 from openenv_core.providers.docker.container import (
     Container,
-    ContainerState,
     LocalDockerProvider,
     start_container,
 )
@@ -12,7 +11,6 @@ from openenv_core.providers.docker.options import ContainerOptions
 __all__ = [
     "Container",
     "ContainerOptions",
-    "ContainerState",
     "DockerEngine",
     "LocalDockerProvider",
     "start_container",

@@ -1,6 +1,7 @@
 """Starts the sweeper beside this program, the companion process that removes its containers."""
 
 import atexit
+import json
 import os
 import secrets
 import subprocess
@@ -100,13 +101,11 @@ class Companion:
                 process.wait(max(0.0, deadline - time.monotonic()))
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
-        address = self._address
-        engine = [address.url, address.certificates or "", "1" if address.verify else "0"]
         # It finds the packages that this program finds, and none in the working directory that this one does not.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, *engine, *self.labels.values()],
+                [sys.executable, "-P", "-c", PROGRAM, json.dumps(self._address), *self.labels.values()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

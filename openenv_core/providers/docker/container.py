@@ -1,7 +1,6 @@
 """Starts, monitors and removes a container; the provider of a server in one."""
 
 import logging
-import math
 import os
 import re
 import secrets
@@ -18,7 +17,6 @@ from typing import Any, Final
 from openenv_core.errors import (
     ConfigurationError,
     EngineRefusedError,
-    EngineUnavailableError,
     ImageNotFoundError,
     OptionUnavailableError,
     ProviderError,
@@ -77,6 +75,7 @@ class ContainerState:
         return f"ended with exit code {self.exit_code}{reason}" + (f" ({self.error})" if self.error else "")
 
 
+@dataclass(eq=False, repr=False)
 class Container:
     """A container made by `start_container`, whose server was healthy. It ends with this process at the latest.
 
@@ -84,33 +83,29 @@ class Container:
     EngineRefusedError if it is gone or not running.
 
     Attributes:
+        engine: The engine that runs it.
         id: The engine's id.
         name: Its name.
         image: Its image.
         options: Its options.
+        companion: The process that removes it after this one.
         url: URL of its server.
     """
 
-    def __init__(
-        self,
-        engine: DockerEngine,
-        container_id: str,
-        name: str,
-        image: str,
-        options: ContainerOptions,
-        companion_process: Companion,
-    ) -> None:
-        self.id = container_id
-        self.name = name
-        self.image = image
-        self.options = options
-        self.url = ""
-        self._engine = engine
+    engine: DockerEngine
+    id: str
+    name: str
+    image: str
+    options: ContainerOptions
+    companion: Companion
+    url: str = ""
+
+    def __post_init__(self) -> None:
         self._created_at = time.time()
         self._process = os.getpid()
-        self._mark_removed = partial(companion_process.mark_removed, name)
+        mark_removed = self._mark_removed = partial(self.companion.mark_removed, self.name)
         self._removal = weakref.finalize(
-            self, _remove_forgotten, engine, container_id, self._process, self._mark_removed
+            self, _remove_forgotten, self.engine, self.id, self._process, mark_removed
         )
         # At exit the companion removes all remaining containers at once.
         self._removal.atexit = False
@@ -122,7 +117,7 @@ class Container:
     def alive(self) -> bool:
         """Whether the container is running."""
         try:
-            return bool(self._engine.inspect(self.id)["State"]["Running"])
+            return bool(self.engine.inspect(self.id)["State"]["Running"])
         except EngineRefusedError as error:
             if error.status == 404:
                 return False
@@ -130,11 +125,11 @@ class Container:
 
     def state(self) -> ContainerState:
         """Return the state of the container."""
-        state = self._engine.inspect(self.id)["State"]
+        state = self.engine.inspect(self.id)["State"]
         if state["Running"]:
             return ContainerState(True)
         # OOMKilled is not set if a child of the first process was killed; the engine's events show that.
-        out_of_memory = bool(state.get("OOMKilled")) or self._engine.ended_for_memory(
+        out_of_memory = bool(state.get("OOMKilled")) or self.engine.ended_for_memory(
             self.id, self._created_at - 1, time.time()
         )
         return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
@@ -150,11 +145,11 @@ class Container:
 
     def logs(self, tail: int = OUTPUT_LINES) -> str:
         """Return the last lines of the container's output, at most 16 KiB."""
-        return self._engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
+        return self.engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
 
     def pids(self) -> list[int]:
         """Return the pids, on the engine's machine, of the container's processes."""
-        top = self._engine.call("GET", f"/containers/{self.id}/top")
+        top = self.engine.call("GET", f"/containers/{self.id}/top")
         column = top["Titles"].index("PID")
         return [int(process[column]) for process in top["Processes"] or ()]
 
@@ -168,14 +163,7 @@ class Container:
             return
         if self._relay is not None:
             self._relay.close()
-        if grace_s > 0:
-            try:
-                query = {"t": math.ceil(grace_s)}
-                self._engine.call("POST", f"/containers/{self.id}/stop", query=query, timeout_s=grace_s + 60)
-            except EngineRefusedError as error:
-                if error.status != 404:
-                    raise
-        _remove(self._engine, self.id)
+        self.engine.remove(self.id, grace_s=grace_s)
         self._removal.detach()
         self._mark_removed()
 
@@ -185,14 +173,9 @@ class Container:
 
     def start_relay(self) -> int:
         """Start a relay, which needs no network in the container, and return its port."""
-        self._relay = Relay(self._engine, self.id, self.options.port, self.options.host_port)
-        weakref.finalize(self, _close, self._relay, self._process).atexit = False
+        self._relay = Relay(self.engine, self.id, self.options.port, self.options.host_port)
+        weakref.finalize(self, self._relay.close).atexit = False
         return self._relay.port
-
-
-def _close(relay: Relay, process: int) -> None:
-    if os.getpid() == process:
-        relay.close()
 
 
 def _remove_forgotten(
@@ -202,28 +185,12 @@ def _remove_forgotten(
     if os.getpid() != process:
         return
     try:
-        _remove(engine, container)
+        engine.remove(container)
     except ProviderError as error:
         # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
     else:
         on_gone()
-
-
-def _remove(engine: DockerEngine, container: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            engine.remove(container)
-        except EngineRefusedError as error:
-            if error.status == 404:
-                return
-            # 409: another removal is in progress; wait for it.
-            if error.status != 409 or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            return
 
 
 POLL_INTERVAL_S: Final = 0.25
@@ -410,14 +377,11 @@ def _create(
                 "change the option that it names"
             ) from error
         raise
-    except EngineUnavailableError as error:
+    except BaseException as error:
         if isinstance(error.__cause__, NOT_REACHED):
             companion_process.mark_removed(name)
         else:
             _forget(engine, name)
-        raise
-    except BaseException:
-        _forget(engine, name)
         raise
     return str(created["Id"])
 
@@ -459,33 +423,27 @@ def _require_honoured(image: str, requested: dict[str, Any], actual: dict[str, A
 def _forget(engine: DockerEngine, name: str) -> None:
     """Remove a container that an interrupted request may still create. The companion removes those that this misses."""
     deadline = time.monotonic() + ORPHAN_SEARCH_S
-    with suppress(EngineUnavailableError):
-        while time.monotonic() < deadline:
-            try:
-                engine.remove(name, ORPHAN_SEARCH_S)
-            except EngineRefusedError:
-                time.sleep(0.05)
-            else:
-                return
+    with suppress(ProviderError):
+        while time.monotonic() < deadline and not engine.remove(name, timeout_s=ORPHAN_SEARCH_S):
+            time.sleep(0.05)
 
 
 class ContainerProvider(OwnedServerProvider):
-    """Base class of the providers of a server in a container, which a subclass takes and gives back."""
+    """Base class of the providers of a server in a container, which a subclass takes and gives back.
+
+    Attributes:
+        container: The container; None while it is not running.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._stopping = threading.Event()
-        self._container: Container | None = None
-
-    @property
-    def container(self) -> Container | None:
-        """The container; None while it is not running."""
-        return self._container
+        self.container: Container | None = None
 
     @property
     def alive(self) -> bool:
         """Whether the container is running; False before the start, True while the engine does not respond."""
-        container = self._container
+        container = self.container
         if container is None:
             return False
         try:
@@ -495,7 +453,7 @@ class ContainerProvider(OwnedServerProvider):
 
     def output(self) -> str:
         """Return the end of the container's output, and how it ended; "" before the start."""
-        container = self._container
+        container = self.container
         if container is None:
             return ""
         try:
@@ -514,17 +472,17 @@ class ContainerProvider(OwnedServerProvider):
 
     def _launch(self) -> str:
         self._stopping.clear()
-        self._container = self._take()
-        return self._container.url
+        self.container = self._take()
+        return self.container.url
 
     def _interrupt(self) -> None:
         self._stopping.set()
 
     def _stop(self) -> None:
-        if self._container is not None:
-            self._give_back(self._container)
-            self._container = None
-        self._url = None
+        if self.container is not None:
+            self._give_back(self.container)
+            self.container = None
+        self.url = None
 
 
 class LocalDockerProvider(ContainerProvider):

@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 import json
+import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -255,9 +257,32 @@ class DockerEngine:
         containers: list[dict[str, Any]] = self.call("GET", "/containers/json", query=query)
         return containers
 
-    def remove(self, container: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Kill a container and remove it with its anonymous volumes; `EngineRefusedError` (404) if it is missing."""
-        self.call("DELETE", f"/containers/{container}", query={"force": True, "v": True}, timeout_s=timeout_s)
+    def remove(self, container: str, *, grace_s: float = 0.0, timeout_s: float = CALL_TIMEOUT_S) -> bool:
+        """Remove a container with its anonymous volumes; return whether there was one.
+
+        Args:
+            container: Id or name of the container.
+            grace_s: Seconds that its processes have to end, before they are killed.
+            timeout_s: Timeout of the removal in seconds, also of one in progress.
+        """
+        path, deadline = f"/containers/{container}", time.monotonic() + timeout_s
+        try:
+            if grace_s > 0:
+                stop = {"t": math.ceil(grace_s)}
+                self.call("POST", f"{path}/stop", query=stop, timeout_s=grace_s + CALL_TIMEOUT_S)
+            while True:
+                try:
+                    self.call("DELETE", path, query={"force": True, "v": True}, timeout_s=timeout_s)
+                    return True
+                except EngineRefusedError as error:
+                    # 409: another removal is in progress; wait for it.
+                    if error.status != 409 or time.monotonic() > deadline:
+                        raise
+                time.sleep(0.05)
+        except EngineRefusedError as error:
+            if error.status == 404:
+                return False
+            raise
 
     def logs(self, container: str, tail: int) -> bytes:
         """Return the last lines of a container's output, both streams interleaved."""

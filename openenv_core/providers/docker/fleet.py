@@ -1,16 +1,16 @@
 """Fleets of environment servers in containers of one Docker engine on this machine."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any, Final, Self
 
-from openenv_core.errors import EngineRefusedError, ImageNotFoundError, ProviderError
-from openenv_core.providers.base import LOOPBACK, health_of, listen
+from openenv_core.errors import ProviderError
+from openenv_core.providers.base import LOOPBACK, TOKENS, health_of, listen
 from openenv_core.providers.docker import companion
+from openenv_core.providers.docker.container import PinnedImage
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions, options_with, spec
-from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet, server_environment
+from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet
 
 FLEET: Final = "ropewalk.fleet"
 """Label of a fleet's containers: its name."""
@@ -55,11 +55,9 @@ class DockerFleet(ServerFleet):
         **option_fields: Any,
     ) -> None:
         super().__init__(servers, name, token)
-        container_options = options_with(options, option_fields)
+        given = options_with(options, option_fields)
         self._image, self._detached = image, detached
-        self._options = options_with(
-            container_options, {"env_vars": server_environment(self.token, container_options.env_vars)}
-        )
+        self._options = options_with(given, {"env_vars": {**given.env_vars, TOKENS: self.token}})
         self._engine = DockerEngine.find()
 
     @classmethod
@@ -106,38 +104,20 @@ class DockerFleet(ServerFleet):
 
     def _start_container(self, name: str, port: int) -> None:
         engine, options = self._engine, options_with(self._options, {"host_port": port})
-        if (image := engine.find_image(self._image)) is None:
-            raise ImageNotFoundError(f"expected an image {self._image!r} on the Docker engine, got none")
+        image = PinnedImage(self._image).id(engine)
         fields = {key: getattr(self._options, key) for key in self._options.model_fields_set}
         kept = json.dumps([self._image, fields], default=dict)  # some are read-only mappings
-        with self._owned(name) as labels:
-            body = spec(image["Id"], options, {**labels, FLEET: self.name, OPTIONS: kept}, publish=True)
+        labels = {FLEET: self.name, OPTIONS: kept}
+        owner = None if self._detached else companion.ensure(engine.address)
+        with nullcontext() if owner is None else owner.guard_creation(name):
+            body = spec(image, options, labels | (owner.labels if owner else {}), publish=True)
             body["HostConfig"]["RestartPolicy"] = {"Name": "unless-stopped"}
             engine.call("POST", "/containers/create", query={"name": name}, body=body)
         engine.call("POST", f"/containers/{name}/start")
 
-    @contextmanager
-    def _owned(self, name: str) -> Iterator[dict[str, str]]:
-        """Yield the labels of a container that is created in the block, which the companion removes unless detached."""
-        if self._detached:
-            yield {}
-            return
-        process = companion.ensure(self._engine.address)
-        with process.guard_creation(name):
-            yield process.labels
-
     def _remove(self, servers: list[FleetServer], grace_s: int) -> None:
         for server in servers:
-            try:
-                if grace_s:
-                    query = {"t": grace_s}
-                    self._engine.call(
-                        "POST", f"/containers/{server.name}/stop", query=query, timeout_s=grace_s + 60
-                    )
-                self._engine.remove(server.name)
-            except EngineRefusedError as error:
-                if error.status != 404:
-                    raise
+            self._engine.remove(server.name, grace_s=grace_s)
             if not self._detached:
                 companion.ensure(self._engine.address).mark_removed(server.name)
 

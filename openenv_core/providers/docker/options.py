@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeAlias
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -55,27 +54,16 @@ def size_of(name: str, value: object) -> int:
 
 
 def _size(value: str | int) -> str | int:
-    try:
-        size_of("a size", value)
-    except ConfigurationError as error:
-        raise ValueError(str(error)) from None
+    size_of("a size", value)
     return value
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _frozen(value: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(value))
 
 
-def _empty_mapping() -> Mapping[str, str]:
-    return MappingProxyType({})
-
-
 Text: TypeAlias = Annotated[str, Field(pattern=r"\A[^\x00]*\z")]
-TextSequence: TypeAlias = Annotated[Sequence[Text], BeforeValidator(_as_tuple), AfterValidator(tuple)]
+TextSequence: TypeAlias = Annotated[Sequence[Text], AfterValidator(tuple)]
 Port: TypeAlias = Annotated[int, Field(gt=0, lt=65536)]
 Size: TypeAlias = Annotated[str | int, AfterValidator(_size)]
 Folder: TypeAlias = Annotated[str, Field(pattern=r"\A/+[^/\x00][^\x00]*\z")]
@@ -122,7 +110,7 @@ class ContainerOptions(BaseModel):
     host_port: Port | None = None
     # repr=False: they may contain secrets.
     env_vars: Annotated[Mapping[Variable, Text], AfterValidator(_frozen)] = Field(
-        default_factory=_empty_mapping, repr=False
+        default_factory=lambda: _frozen({}), repr=False
     )
     memory: Size | None = None
     swap: Size | None = 0
@@ -131,10 +119,12 @@ class ContainerOptions(BaseModel):
     network: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] = "bridge"
     tmpfs: (
         Annotated[Mapping[Folder, Text], AfterValidator(_frozen)]
-        | Annotated[Sequence[Folder], BeforeValidator(_as_tuple), AfterValidator(tuple)]
+        | Annotated[Sequence[Folder], AfterValidator(tuple)]
     ) = ("/tmp",)
     gpus: Annotated[str, Field(pattern=r"[^, ]")] | Annotated[int, Field(gt=0)] | None = None
-    labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(default_factory=_empty_mapping)
+    labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(
+        default_factory=lambda: _frozen({})
+    )
     read_only: bool = True
     cap_drop: TextSequence = ("ALL",)
     cap_add: TextSequence = ()
@@ -225,13 +215,14 @@ def spec(
                 {"HostIp": LOOPBACK, "HostPort": "" if options.host_port is None else str(options.host_port)}
             ]
         }
-    if options.user is not None:
-        body["User"] = options.user
-    if options.entrypoint is not None:
-        body["Entrypoint"] = list(options.entrypoint)
-    if options.command is not None:
-        body["Cmd"] = list(options.command)
-    return body
+    return body | _present(User=options.user, Entrypoint=options.entrypoint, Cmd=options.command)
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    """Return the fields that have a value; tuples as lists, as JSON has them."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value
+    }
 
 
 def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
@@ -248,29 +239,25 @@ def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> lis
 
 def _host(options: ContainerOptions) -> dict[str, Any]:
     places = options.tmpfs if isinstance(options.tmpfs, Mapping) else dict.fromkeys(options.tmpfs, "")
-    host: dict[str, Any] = {
+    memory = options.memory_bytes
+    host = {
         "NetworkMode": options.network,
         "ReadonlyRootfs": options.read_only,
         "Init": options.init,
         "Tmpfs": {path: mount_options or TMPFS for path, mount_options in places.items()},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_BYTES, "max-file": "2"}},
     }
-    if options.cap_drop:
-        host["CapDrop"] = list(options.cap_drop)
-    if options.cap_add:
-        host["CapAdd"] = list(options.cap_add)
-    if options.no_new_privileges:
-        host["SecurityOpt"] = ["no-new-privileges"]
-    if options.memory is not None:
-        memory = host["Memory"] = options.memory_bytes or 0
+    if memory is not None:
         host["MemorySwap"] = -1 if options.swap is None else memory + size_of("swap", options.swap)
-    if options.cpus is not None:
-        host["NanoCpus"] = round(options.cpus * 1e9)
-    if options.pids is not None:
-        host["PidsLimit"] = options.pids
-    if options.gpus is not None:
-        host["DeviceRequests"] = [_gpus(options.gpus)]
-    return host
+    return host | _present(
+        CapDrop=options.cap_drop,
+        CapAdd=options.cap_add,
+        SecurityOpt=options.no_new_privileges and ["no-new-privileges"],
+        Memory=memory,
+        NanoCpus=options.cpus and round(options.cpus * 1e9),
+        PidsLimit=options.pids,
+        DeviceRequests=options.gpus and [_gpus(options.gpus)],
+    )
 
 
 def _gpus(gpus: str | int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 import time
 from contextlib import suppress
 
@@ -51,6 +52,7 @@ class Relay:
             raise ProviderError(f"expected host_port {host_port} to be free, got: {error}") from error
         self.port = int(self._listener.getsockname()[1])
         self._failure: str | None = None
+        self._process = os.getpid()
         self._running = shared_loop().submit(self._run, engine, container, port)
 
     def failure(self) -> str | None:
@@ -58,9 +60,10 @@ class Relay:
         return self._failure
 
     def close(self) -> None:
-        """End the relay, and all its connections."""
-        self._running.cancel()
-        self._listener.close()
+        """End the relay, and all its connections; in a fork of its owner, do nothing."""
+        if os.getpid() == self._process:
+            self._running.cancel()
+            self._listener.close()
 
     async def _run(self, engine: DockerEngine, container: str, port: int) -> None:
         """Keep an inner side running until it has failed too often."""

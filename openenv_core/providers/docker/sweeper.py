@@ -1,6 +1,6 @@
 """Removes a program's containers when the program has ended, however it ended.
 
-`main` is the program of a process of its own, with the arguments URL CERTIFICATES VERIFY OWNER RUN.
+`main` is the program of a process of its own, with the arguments ADDRESS (JSON of an `EngineAddress`) OWNER RUN.
 
 Its standard input is a pipe whose other end only the program holds. A byte on it says that the program is exiting and
 creates no more containers; the byte "n", that it also knows of none left. End of file, or a changed parent, means that
@@ -10,6 +10,7 @@ because the engine may be restarting; after "n" a single attempt is made.
 At its own start it removes the containers of owners that died together with their companions.
 """
 
+import json
 import os
 import select
 import signal
@@ -128,8 +129,8 @@ def _namespace() -> str:
 
 def main(arguments: list[str]) -> int:
     """Wait for the owner's end, remove its containers, and return 0 when none is left."""
-    url, certificates, verify, label, run = arguments
-    engine = DockerEngine(EngineAddress(url, certificates or None, verify == "1"))
+    address, label, run = arguments
+    engine = DockerEngine(EngineAddress(*json.loads(address)))
     owner = parse(label)
     assert owner is not None
     # This process must outlive signals to the terminal's processes.
