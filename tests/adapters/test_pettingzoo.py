@@ -10,7 +10,7 @@ import pytest
 from games import Rounds, Turns
 from serving import served
 
-from openenv_core.errors import ConfigurationError, ExecutionError
+from openenv_core.errors import ConfigurationError, ValidationFailedError
 
 pytestmark = [
     pytest.mark.soak,
@@ -153,10 +153,10 @@ def test_one_agent_is_a_gymnasium_environment_and_a_vector_of_them() -> None:
         envs.close()
         with GenericEnvClient(url).sync() as client:
             client.reset(seat="player_2")
-            with pytest.raises(ExecutionError, match="this is no action of"):
+            with pytest.raises(ValidationFailedError, match="this is no action of"):
                 client.step({"action": 12})
 
 
 def test_an_environment_of_one_player_is_refused() -> None:
-    with url_of(blackjack) as url, pytest.raises(ConfigurationError, match="use ServedEnv"):
+    with url_of(blackjack) as url, pytest.raises(ConfigurationError, match="an environment without seats"):
         ServedAECEnv(url)
