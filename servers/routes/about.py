@@ -13,34 +13,24 @@ from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from servers.execution import FATAL, name_of
-from servers.routes.description import answer, describe_own
+from servers.routes.description import answer, describe_own, record
 from servers.routes.http import answer_request
 from servers.security import owner_of
 from servers.sessions import MethodRequest, SessionTable
 
 logger = logging.getLogger("servers")
 
+_HEALTH: Final = record({"status": {"enum": ["healthy", "unhealthy"]}})
 
-_HEALTH: Final = {
-    "type": "object",
-    "properties": {"status": {"enum": ["healthy", "unhealthy"]}},
-    "required": ["status"],
-}
-
-
-_CAPACITY: Final = {
-    "type": "object",
-    "properties": {
+_ESTIMATE: Final = "Seconds that a new client would wait; null if no session has ended yet."
+_CAPACITY: Final = record(
+    {
         "slots": {"type": "integer", "description": "Sessions that may be open at once."},
         "in_use": {"type": "integer", "description": "Slots taken."},
         "waiting": {"type": "integer", "description": "Clients in the queue."},
-        "estimate_s": {
-            "type": ["number", "null"],
-            "description": "Seconds that a new client would wait; null if no session has ended yet.",
-        },
-    },
-    "required": ["slots", "in_use", "waiting", "estimate_s"],
-}
+        "estimate_s": {"type": ["number", "null"], "description": _ESTIMATE},
+    }
+)
 
 
 def about_router(
@@ -49,7 +39,7 @@ def about_router(
     """Return the routes about the server; `schemas` are those of the environment's models, as /schema returns them."""
     # Without response models: FastAPI takes longer to build these than all routes.
     router = APIRouter()
-    schemas_schema = {"type": "object", "properties": {name: {"type": "object"} for name in schemas}}
+    schemas_schema = record({name: {"type": "object"} for name in schemas})
 
     @router.get(
         "/health",
@@ -86,7 +76,7 @@ def about_router(
     @router.get(
         "/schema",
         response_model=None,
-        responses={200: answer("The schemas.", {**schemas_schema, "required": list(schemas)})},
+        responses={200: answer("The schemas.", schemas_schema)},
     )
     async def schema() -> dict[str, Any]:
         """Return the JSON schemas of the action, the state, and the observations of steps and of resets."""
