@@ -67,6 +67,13 @@ PUBLISH_INTERVAL_S: Final = 0.5
 _NUMBER_BYTES: Final = 8
 
 
+def create_unnamed_file(size: int) -> int:
+    """Return a descriptor of a new unnamed file filled with zeros, for processes to map."""
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(size))  # so that no access needs disk space later
+        return os.dup(file.fileno())
+
+
 class SharedCounts:
     """The numbers of all workers, in a file that all of them map; each writes its own row.
 
@@ -84,9 +91,7 @@ class SharedCounts:
     @staticmethod
     def create(workers: int) -> int:
         """Return a descriptor of a new unnamed file filled with zeros."""
-        with tempfile.TemporaryFile() as file:
-            file.write(bytes(workers * SIZE * _NUMBER_BYTES))  # so that no access needs disk space later
-            return os.dup(file.fileno())
+        return create_unnamed_file(workers * SIZE * _NUMBER_BYTES)
 
     def read_own_row(self) -> list[float]:
         """Return this worker's row, as published by its predecessor if that died."""

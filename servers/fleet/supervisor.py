@@ -122,8 +122,7 @@ class Supervisor:
             if errors:
                 raise errors[0]
         finally:
-            table.close()
-            for end in (counts, *(end for pipe in pipes for end in pipe)):
+            for end in (slots, counts, *(end for pipe in pipes for end in pipe)):
                 os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
