@@ -52,10 +52,11 @@ class McpEntry:
         """Serve one request."""
         if not is_mcp(scope):
             raise HTTPException(404)
-        if self._metrics.enabled:
-            receive, send = self._metrics.wrap_http(receive, send)
         # `servers.security` has already read the whole body.
         body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
+        if self._metrics.enabled:
+            self._metrics.count_received(body)
+            send = self._metrics.counting(send)
         request = parse_request(scope, body)
         exchange = Exchange(request, scope, body, receive, send)
         if not request.standard:
