@@ -144,15 +144,25 @@ def retry_headers(status: int, after_s: float | None = None) -> dict[str, str]:
     return {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
 
+def refusal_of(error: BaseException) -> RefusalError:
+    """Return a refusal itself; for what the environment raised, which is logged, the one that reports it."""
+    return error if isinstance(error, RefusalError) else RefusalError(EXECUTION_ERROR, report_error(error))
+
+
+def refusal_data(refusal: RefusalError) -> dict[str, Any]:
+    """Return the fields of a refusal over plain HTTP and in our own dialect."""
+    queue = refusal.queue if isinstance(refusal, FullError) else {}
+    return {"message": refusal.message, "code": refusal.code, **refusal.extra, **queue}
+
+
 def refusal_response(refusal: RefusalError, metrics: ServerMetrics) -> Response:
     """Return the response to a refused request, and count the error."""
     metrics.count_error(refusal.code)
     status = status_of(refusal)
     if status == 422:
         return json_answer(dumps({"detail": refusal.extra["errors"]}), status)
-    queue = refusal.queue if isinstance(refusal, FullError) else {}
-    body = dumps({"detail": {"message": refusal.message, "code": refusal.code, **refusal.extra, **queue}})
-    return json_answer(body, status, retry_headers(status, queue.get("retry_after_s")))
+    data = refusal_data(refusal)
+    return json_answer(dumps({"detail": data}), status, retry_headers(status, data.get("retry_after_s")))
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:

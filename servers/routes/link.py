@@ -39,12 +39,13 @@ from openenv_core.protocol.frames import (
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep
 from servers.metrics import size_of
-from servers.routes.batch import BatchDialect, error_data
+from servers.routes.batch import BatchDialect
 from servers.routes.connection import Message, Receive, Send
-from servers.routes.http import report_error
-from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameDialect
+from servers.routes.http import refusal_data, refusal_of
+from servers.routes.jsonrpc import JsonRpc
+from servers.routes.websocket import NORMAL_CLOSURE, Conversation, Sockets, answer_mcp
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, SessionBusyError, SessionTable, UnknownSessionError
+from servers.sessions import EnvironmentSession, SessionBusyError, UnknownSessionError
 from servers.sessions.batch import BatchRound, Member, MemberCall, SessionBatch
 from servers.sessions.session import EnvironmentCall, RequestCall
 from servers.threads import Outcome
@@ -178,10 +179,8 @@ class LinkRequest(RequestCall):
             return
         if isinstance(error, UnknownSessionError) and isinstance(head, NumberedFrame):
             error = UnknownSessionError(f"member {head.member}, which has ended")
-        elif not isinstance(error, RefusalError):
-            error = RefusalError(EXECUTION_ERROR, report_error(error))
         if self in link.running:
-            self.reply(link.links.encode_refusal(error, head.id, self.parsed is not None))
+            self.reply(link.links.encode_refusal(refusal_of(error), head.id, self.parsed is not None))
 
 
 class _LinkClose(LinkRequest):
@@ -335,9 +334,7 @@ class Link:
             except FATAL as error:  # the author's validators may raise anything
                 request_id, single = wire.read_request_id(frame)
                 self.last_id = max(self.last_id, -1 if request_id is None else request_id)
-                if not isinstance(error, RefusalError):
-                    raise RefusalError(EXECUTION_ERROR, report_error(error)) from None
-                raise
+                raise refusal_of(error) from None
             if head.id <= self.last_id and self.id:
                 raise RefusalError(
                     VALIDATION_ERROR,
@@ -409,8 +406,8 @@ class Link:
         asyncio.get_running_loop().call_soon(self._unblock)
 
     async def _answer_mcp(self, request: LinkRequest, member: Member, parsed: Mcp) -> None:
-        dialect = self.links.frame_dialect
-        request.reply(await dialect.answer_mcp(member.session, parsed, request.size, request.request_id))
+        rpc = self.links.rpc
+        request.reply(await answer_mcp(rpc, member.session, parsed, request.size, request.request_id))
 
     def _start_batch(self, request: LinkRequest) -> None:
         head = request.head
@@ -561,7 +558,9 @@ class Links:
 
     Attributes:
         decoder: Decodes single requests: frames of the released dialect with an id.
-        frame_dialect: Answers single requests.
+        sockets: The set of open conversations.
+        sessions: Opens the sessions.
+        rpc: Answers JSON-RPC requests.
         batch_dialect: Decodes and encodes batched requests.
         operations: The operations that are served.
         registered: The links that can be resumed, by id.
@@ -569,28 +568,26 @@ class Links:
 
     def __init__(
         self,
-        sessions: SessionTable,
+        sockets: Sockets,
         decoder: RequestDecoder[Any],
-        frame_dialect: FrameDialect,
+        rpc: JsonRpc,
         batch_dialect: BatchDialect,
         *,
         production: bool,
-        send_timeout_s: float,
     ) -> None:
-        self.sessions = sessions
+        self.sockets = sockets
+        self.sessions = sockets.sessions
         self.decoder = decoder
-        self.frame_dialect = frame_dialect
+        self.rpc = rpc
         self.batch_dialect = batch_dialect
         self.operations = wire.PRODUCTION_OPERATIONS if production else wire.OPERATIONS
-        self._send_timeout_s = send_timeout_s
         self.registered: dict[str, Link] = {}
 
     def __call__(
         self, scope: Message, receive: Receive, send: Send, session_id: str | None
     ) -> "LinkConversation":
         """Return the conversation for a new socket, attached to a standing session if `session_id` names one."""
-        link = Link(self, owner_of(scope), session_id)
-        return LinkConversation(link, scope, receive, send, self, self._send_timeout_s)
+        return LinkConversation(scope, receive, send, self, session_id)
 
     def encode_refusal(
         self, refusal: RefusalError, request_id: int | None = None, single: bool = False
@@ -599,7 +596,7 @@ class Links:
         self.sessions.metrics.count_error(refusal.code)
         if single:
             return encode_error(refusal.code, refusal.message, refusal.extra, request_id or 0)
-        frame = wire.encode_reply(request_id, {"error": dumps(error_data(refusal))})
+        frame = wire.encode_reply(request_id, {"error": dumps(refusal_data(refusal))})
         assert isinstance(frame, str)
         return frame
 
@@ -648,18 +645,11 @@ class LinkConversation(Conversation):
     subprotocol = wire.SUBPROTOCOL
 
     def __init__(
-        self,
-        link: Link,
-        scope: Message,
-        receive: Receive,
-        send: Send,
-        links: "Links",
-        send_timeout_s: float,
+        self, scope: Message, receive: Receive, send: Send, links: Links, session_id: str | None
     ) -> None:
-        super().__init__(scope, receive, send, links.sessions, send_timeout_s)
-        link.conversation = self
-        self._link = link
-        self.links = links
+        super().__init__(scope, receive, send, links.sockets)
+        self._link = Link(links, owner_of(scope), session_id)
+        self._link.conversation = self
         self._is_open = False
         self.awaits_progress = False
 
@@ -685,7 +675,7 @@ class LinkConversation(Conversation):
                 await asyncio.shield(keep(asyncio.create_task(link.close())))
 
     def _encode_refusal(self, refusal: RefusalError) -> str:
-        return self.links.encode_refusal(refusal)
+        return self._link.links.encode_refusal(refusal)
 
     def on_frame(self, frame: str | bytes) -> None:
         """Answer a frame."""
