@@ -269,21 +269,9 @@ class _AnsweredCall(RequestCall, ResultCall):
 
     __slots__ = ("_encode", "result")
 
-    def __init__(
-        self,
-        session: EnvironmentSession,
-        request: Any,
-        encode: Callable[[Any], Any],
-        kind: int | None,
-        received_at: float,
-        options: Options,
-        traceparent: str | None,
-    ) -> None:
+    def __init__(self, encode: Callable[[Any], Any], received_at: float) -> None:
         self.received_at = received_at
         self.request_id = None
-        self.bind(session, request, options, traceparent)
-        if kind is not None:
-            self.counts = session.metrics.counts.calls[kind]
         self._encode = encode
         self.result = asyncio.get_running_loop().create_future()
 
@@ -329,7 +317,10 @@ async def answer_request(
         RefusalError: As `EnvironmentSession.submit`.
         Exception: Whatever the environment or `encode` raised.
     """
-    call = _AnsweredCall(session, request, encode, kind, received_at, options, traceparent)
+    call = _AnsweredCall(encode, received_at)
+    call.bind(session, request, options, traceparent)
+    if kind is not None:
+        call.counts = session.metrics.counts.calls[kind]
     return await session.perform(call)
 
 

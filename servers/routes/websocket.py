@@ -4,10 +4,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from time import perf_counter
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 from openenv_core.protocol import frames, jsonrpc
@@ -468,11 +468,8 @@ class Sockets:
                     await self._conversation_removed.wait()
 
 
-class V1Factory(Protocol):
-    """Creates the conversation for the subprotocol `ropewalk.v1`."""
-
-    def __call__(self, scope: Message, receive: Receive, send: Send, session_id: str | None) -> Conversation:
-        """Return the conversation of a socket, attached to a standing session if `session_id` names one."""
+V1Factory: TypeAlias = Callable[[Message, Receive, Send, str | None], Conversation]
+"""Creates the conversation for the subprotocol `ropewalk.v1`, attached to the standing session of an id if given."""
 
 
 class SocketRoute:
