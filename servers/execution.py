@@ -44,9 +44,8 @@ class _Options:
 
     def accept(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return those of `options` that the method accepts."""
-        if self.names is None:
-            return {name: value for name, value in options.items() if name not in self.excluded}
-        return {name: value for name, value in options.items() if name in self.names}
+        names = options.keys() - self.excluded if self.names is None else self.names
+        return {name: value for name, value in options.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True)
