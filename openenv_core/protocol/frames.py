@@ -602,6 +602,14 @@ def reply_frame(request_kind: str, body: bytes) -> bytes:
     return b'{"type":"%b","data":%b}' % (kind.encode(), body or b"null")
 
 
+_STATUS_CODES: Final = {
+    **dict.fromkeys((400, 413, 422), VALIDATION_ERROR),
+    **dict.fromkeys((404, 504), SESSION_ERROR),
+    **dict.fromkeys((429, 503), CAPACITY_REACHED),
+    500: EXECUTION_ERROR,
+}
+
+
 def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes | None:
     """Return the error frame for an unsuccessful response; None for a status without a corresponding frame.
 
@@ -612,24 +620,13 @@ def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes 
     """
     detail = _detail(body)
     extra: dict[str, Any] = {}
-    match status:
-        case 400 | 413 | 422:
-            code = VALIDATION_ERROR
-            if isinstance(detail, list):
-                extra["errors"] = [_strip_location(error) for error in detail]
-                detail = "Invalid message"
-        case 404:
-            code = SESSION_ERROR
-        case 429 | 503:
-            code = CAPACITY_REACHED
-            if retry_after_s is not None:
-                extra["retry_after_s"] = retry_after_s
-        case 500:
-            code = EXECUTION_ERROR
-        case 504:
-            code = SESSION_ERROR
-        case _:
-            return None
+    if (code := _STATUS_CODES.get(status)) is None:
+        return None
+    if code == VALIDATION_ERROR and isinstance(detail, list):
+        extra["errors"] = [_strip_location(error) for error in detail]
+        detail = "Invalid message"
+    if code == CAPACITY_REACHED and retry_after_s is not None:
+        extra["retry_after_s"] = retry_after_s
     if isinstance(detail, Mapping):
         detail_fields = {str(name): value for name, value in detail.items()}
         code, detail = str(detail_fields.pop("code", code)), detail_fields.pop("message", None)

@@ -48,19 +48,23 @@ class SlotTable:
         columns: Number of columns.
         queue_size: Newcomers that may wait in one worker; a queue has room for one more, the one to be refused.
         wakers: A file descriptor per worker; a byte written to it wakes the worker.
+
+    Attributes:
+        rows: The numbers of each worker.
+        counts: The part of a row with its slots in use, by column.
+        arrivals: The part with its queue.
     """
 
     def __init__(
         self, fd: int, workers: int, columns: int, queue_size: int, wakers: Sequence[int] = ()
     ) -> None:
         self._fd = fd
-        self._columns = columns
         self._wakers = wakers
         numbers = memoryview(mmap.mmap(fd, self.size(workers, columns, queue_size))).cast("Q")
         size = len(numbers) // workers
-        self._rows = [numbers[start : start + size] for start in range(0, len(numbers), size)]
-        self._counts = [row[_COUNTS : _COUNTS + columns] for row in self._rows]
-        self._arrivals = [row[_COUNTS + columns :] for row in self._rows]
+        self.rows = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+        self.counts = [row[_COUNTS : _COUNTS + columns] for row in self.rows]
+        self.arrivals = [row[_COUNTS + columns :] for row in self.rows]
         self._next_wait_at = 0.0
 
     @staticmethod
@@ -102,82 +106,46 @@ class SlotTable:
                 return False
             time.sleep(POLL_INTERVAL_S)
 
-    def count_worker(self, worker: int) -> int:
-        """Return the slots in use in one worker."""
-        return sum(self._counts[worker])
-
-    def count_owner(self, column: int) -> int:
-        """Return the slots in use by one caller."""
-        return sum(counts[column] for counts in self._counts)
-
     def count_total(self) -> int:
         """Return all slots in use."""
-        return sum(map(sum, self._counts))
+        return sum(map(sum, self.counts))
 
     def add(self, worker: int, column: int, change: int) -> None:
         """Add `change` to one count."""
-        self._counts[worker][column] += change
-
-    def count_ending(self) -> int:
-        """Return the number of sessions about to return their slots."""
-        return sum(row[_ENDING] for row in self._rows)
-
-    def add_ending(self, worker: int, change: int) -> None:
-        """Add `change` to a worker's ending sessions."""
-        self._rows[worker][_ENDING] += change
+        self.counts[worker][column] += change
 
     def count_waiting(self) -> int:
         """Return the number of waiting newcomers."""
-        return sum(row[_WAITING] for row in self._rows)
-
-    def enqueue(self, worker: int, arrival: int) -> None:
-        """Append a newcomer to its worker's queue, of which it is the latest; ignored if the queue is full."""
-        with self.hold_lock():
-            size = self._rows[worker][_WAITING]
-            if size < len(self._arrivals[worker]):
-                self._arrivals[worker][size] = arrival
-                self._rows[worker][_WAITING] = size + 1
+        return sum(row[_WAITING] for row in self.rows)
 
     def dequeue(self, worker: int, arrival: int) -> None:
         """Remove a newcomer from its worker's queue, if it is there."""
-        arrivals, size = self._arrivals[worker], self._rows[worker][_WAITING]
+        arrivals, size = self.arrivals[worker], self.rows[worker][_WAITING]
         index = bisect_left(arrivals, arrival, 0, size)
         if index < size and arrivals[index] == arrival:
             arrivals[index : size - 1] = arrivals[index + 1 : size]
-            self._rows[worker][_WAITING] = size - 1
-
-    def count_earlier(self, arrival: int) -> int:
-        """Return the number of waiting newcomers that arrived earlier."""
-        rows = zip(self._arrivals, self._rows, strict=True)
-        return sum(bisect_left(arrivals, arrival, 0, row[_WAITING]) for arrivals, row in rows)
-
-    def set_head(self, worker: int, arrival: int) -> bool:
-        """Set the arrival of a worker's next newcomer, 0 for none, and its heartbeat; return whether it changed."""
-        row = self._rows[worker]
-        changed = row[_HEAD] != arrival
-        row[_HEAD], row[_HEARTBEAT] = arrival, time.monotonic_ns()
-        return changed
+            self.rows[worker][_WAITING] = size - 1
 
     def has_earlier(self, worker: int, arrival: int) -> bool:
         """Return whether the next newcomer of another live worker arrived earlier."""
         oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
         return any(
             0 < row[_HEAD] < arrival and row[_HEARTBEAT] > oldest and other != worker
-            for other, row in enumerate(self._rows)
+            for other, row in enumerate(self.rows)
         )
 
     def wake_others(self, worker: int | None = None) -> None:
         """Wake the other workers that have waiting newcomers."""
         for other, waker in enumerate(self._wakers):
-            if other != worker and self._rows[other][_WAITING]:
+            if other != worker and self.rows[other][_WAITING]:
                 with suppress(BlockingIOError):  # the pipe is full: enough to wake it
                     os.write(waker, b"\0")
 
     def clear(self, worker: int) -> None:
         """Return the slots of a dead worker."""
         with self.hold_lock():
-            for place in range(_COUNTS + self._columns):
-                self._rows[worker][place] = 0
+            for place in range(_COUNTS + len(self.counts[worker])):
+                self.rows[worker][place] = 0
         self.wake_others()
 
 
@@ -187,7 +155,6 @@ class SharedSlots(SessionSlots):
     Args:
         table: The counts of all workers.
         worker: This worker's index.
-        workers: Number of workers.
         owners: The names of all callers, in the same order in every worker.
         total: The cap over all workers.
         local: The cap per worker: `total`, or 1 if a process can hold only one environment.
@@ -200,7 +167,6 @@ class SharedSlots(SessionSlots):
         table: SlotTable,
         *,
         worker: int,
-        workers: int,
         owners: Sequence[str],
         total: int,
         local: int,
@@ -210,7 +176,7 @@ class SharedSlots(SessionSlots):
         super().__init__(total, per_owner, local)
         self._table = table
         self._worker = worker
-        self._workers = workers
+        self._row = table.rows[worker]
         self._columns = {owner: column for column, owner in enumerate(owners)}
         self._waker = waker
         self._on_release: Callable[[], None] = lambda: None
@@ -225,16 +191,16 @@ class SharedSlots(SessionSlots):
     @property
     def by_worker(self) -> list[int]:
         """Slots in use in each worker."""
-        return [self._table.count_worker(worker) for worker in range(self._workers)]
+        return list(map(sum, self._table.counts))
 
     @property
     def local_active(self) -> int:
         """Slots in use in this worker."""
-        return self._table.count_worker(self._worker)
+        return sum(self._table.counts[self._worker])
 
     def count_owner(self, owner: str) -> int:
         """Return the slots that a caller has in all workers."""
-        return self._table.count_owner(self._columns[owner])
+        return sum(counts[self._columns[owner]] for counts in self._table.counts)
 
     def acquire(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
         """Take slots for a caller, all or none, in order of arrival over all workers; FullError if too few are free."""
@@ -259,11 +225,11 @@ class SharedSlots(SessionSlots):
     @property
     def ending(self) -> int:
         """Sessions about to return their slots, over all workers."""
-        return self._table.count_ending()
+        return sum(row[_ENDING] for row in self._table.rows)
 
     def add_ending(self, change: int) -> None:
         """Add `change` to this worker's ending sessions."""
-        self._table.add_ending(self._worker, change)
+        self._row[_ENDING] += change
 
     @property
     def waiting(self) -> int:
@@ -275,8 +241,13 @@ class SharedSlots(SessionSlots):
         self._on_release = on_release
 
     def enqueue(self, arrival: int) -> None:
-        """Add a newcomer to this worker's queue."""
-        self._table.enqueue(self._worker, arrival)
+        """Add a newcomer, the latest one, to this worker's queue, unless that is full."""
+        arrivals = self._table.arrivals[self._worker]
+        with self._table.hold_lock():
+            size = self._row[_WAITING]
+            if size < len(arrivals):
+                arrivals[size] = arrival
+                self._row[_WAITING] = size + 1
         self._local_waiting += 1
         if self._local_waiting == 1:
             loop = asyncio.get_running_loop()
@@ -297,11 +268,14 @@ class SharedSlots(SessionSlots):
 
     def place_of(self, arrival: int) -> int:
         """Return a newcomer's place in the order of arrival over all workers, from 1."""
-        return self._table.count_earlier(arrival) + 1
+        queues = zip(self._table.arrivals, self._table.rows, strict=True)
+        return sum(bisect_left(queue, arrival, 0, row[_WAITING]) for queue, row in queues) + 1
 
     def set_head(self, arrival: int | None) -> None:
         """Set this worker's next newcomer; if it changes, wake the other workers, one of which may now be first."""
-        if self._table.set_head(self._worker, arrival or 0) and self._table.count_total() < self.total:
+        head, self._row[_HEAD] = self._row[_HEAD], arrival or 0
+        self._row[_HEARTBEAT] = time.monotonic_ns()
+        if head != self._row[_HEAD] and self.active < self.total:
             self._table.wake_others(self._worker)
 
     def _on_wake(self) -> None:

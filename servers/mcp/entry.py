@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
@@ -18,7 +17,6 @@ from servers.routes.http import json_answer, make_route, retry_headers
 from servers.routes.jsonrpc import JsonRpc
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings
-from servers.threads import ThreadPool
 from servers.tooling import Tooling
 
 if TYPE_CHECKING:
@@ -101,16 +99,9 @@ class McpEntry:
 
     async def _load(self) -> "McpEngine":
         # In a thread: the import takes a second, and the event loop must serve other requests meanwhile.
-        pool = ThreadPool(1, "import of the MCP SDK")
-        try:
-            async with asyncio.timeout(_IMPORT_TIMEOUT_S):
-                load = partial(importlib.import_module, "servers.mcp.engine")
-                succeeded, value = await pool.run(load)
-        finally:
-            pool.close()
-        if not succeeded:
-            raise value
-        engine: McpEngine = value.McpEngine(*self._engine_args)
+        async with asyncio.timeout(_IMPORT_TIMEOUT_S):
+            module = await asyncio.to_thread(importlib.import_module, "servers.mcp.engine")
+        engine: McpEngine = module.McpEngine(*self._engine_args)
         await engine.start()
         return engine
 

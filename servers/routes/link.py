@@ -33,8 +33,6 @@ from openenv_core.protocol.frames import (
     RequestDecoder,
     RequestHead,
     encode_error,
-    encode_observation,
-    encode_state,
 )
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep
@@ -154,9 +152,6 @@ class LinkRequest(RequestCall):
     round: BatchRound | None = field(default=None, init=False)
     answering: asyncio.Task[Any] | None = field(default=None, init=False)
     timer: asyncio.TimerHandle | None = field(default=None, init=False)
-
-    encode = staticmethod(encode_observation)
-    encode_state = staticmethod(encode_state)
 
     def reply(self, reply: str | None = None) -> None:
         """Send the reply, if there is one left to send, and leave the running requests."""
@@ -278,7 +273,7 @@ class Link:
         self._end()
 
     def _end(self) -> None:
-        self.links.remove(self)  # from now on it cannot be resumed
+        self.links.registered.pop(self.id, None)  # from now on it cannot be resumed
         keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
@@ -286,7 +281,7 @@ class Link:
         if self.closed:
             return
         self.closed = True
-        self.links.remove(self)
+        self.links.registered.pop(self.id, None)
         if self._timer is not None:
             self._timer.cancel()
         tasks = []
@@ -605,10 +600,6 @@ class Links:
         link.id, link.secret, link.lease_s = self.sessions.new_id(), secrets.token_urlsafe(16), lease_s
         self.registered[link.id] = link
 
-    def remove(self, link: Link) -> None:
-        """Unregister a link, if it is registered."""
-        self.registered.pop(link.id, None)
-
     def find(self, owner: str, request: wire.ResumeRequest) -> Link:
         """Return the link that a client resumes.
 
@@ -659,7 +650,7 @@ class LinkConversation(Conversation):
         return bool(self._link.running) or not self._is_open
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        self._start_open_timer()
+        self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
         self.connection.on_frame = self._link.receive
         self._is_open = True
         if self.draining:
@@ -674,8 +665,8 @@ class LinkConversation(Conversation):
             else:
                 await asyncio.shield(keep(asyncio.create_task(link.close())))
 
-    def _encode_refusal(self, refusal: RefusalError) -> str:
-        return self._link.links.encode_refusal(refusal)
+    def _encode_error(self, error: BaseException) -> str:
+        return self._link.links.encode_refusal(refusal_of(error))
 
     def on_frame(self, frame: str | bytes) -> None:
         """Answer a frame."""
@@ -711,13 +702,11 @@ class LinkConversation(Conversation):
             self.connection.send(frame)
         self.update()
 
-    def _start_open_timer(self) -> None:
-        self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
-
     def _close_if_unopened(self) -> None:
         """Close the socket if its link has opened no session; check again later if it may be opening one."""
         if self._link.running:
-            self._start_open_timer()
+            loop = asyncio.get_running_loop()
+            self._open_timer = loop.call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
         elif not self._link.batch.opened_count:
             self.end(NORMAL_CLOSURE)
 

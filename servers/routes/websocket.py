@@ -118,7 +118,7 @@ class Conversation(ABC):
                         reader.add_done_callback(lambda _: self._stop_opening(until_left))
                         await self._open(stack)
                 except RefusalError as refusal:
-                    self.end(NORMAL_CLOSURE, self._encode_refusal(refusal))
+                    self.end(NORMAL_CLOSURE, self._encode_error(refusal))
                 except TimeoutError:
                     if not until_left.expired():
                         self._fail()
@@ -158,14 +158,14 @@ class Conversation(ABC):
         """Answer a frame, now or later."""
 
     @abstractmethod
-    def _encode_refusal(self, refusal: RefusalError) -> str:
-        """Return the error frame of a refusal that answers no particular request."""
+    def _encode_error(self, error: BaseException) -> str:
+        """Return the error frame of a refusal or another exception, and count it."""
 
     def _fail(self) -> None:
         logger.exception("a session ended because of an error in the server")
         self.end(
             NORMAL_CLOSURE,
-            self._encode_refusal(RefusalError(SESSION_ERROR, "the server failed; see its log")),
+            self._encode_error(RefusalError(SESSION_ERROR, "the server failed; see its log")),
         )
 
     def drain(self) -> None:
@@ -224,10 +224,6 @@ class SessionConversation(Conversation):
     def _answer(self, session: EnvironmentSession, frame: Frame) -> None:
         """Begin to answer a frame."""
 
-    @abstractmethod
-    def _encode_error(self, error: BaseException) -> str:
-        """Return the error frame of a refusal or another exception, and count it."""
-
     @property
     def is_busy(self) -> bool:
         """Whether the session is being opened, or a request answered."""
@@ -252,9 +248,6 @@ class SessionConversation(Conversation):
         if self._task is not None:
             await cancel_task(self._task)
 
-    def _encode_refusal(self, refusal: RefusalError) -> str:
-        return self._encode_error(refusal)
-
     def on_frame(self, frame: Frame) -> None:
         """Answer a frame, after those before it."""
         if self._busy:
@@ -276,7 +269,7 @@ class SessionConversation(Conversation):
                 f"expected one request at a time, got more than {_MAX_PIPELINED}, or than "
                 f"{_MAX_PIPELINED_CHARS} characters, ahead of their replies"
             )
-            self.end(NORMAL_CLOSURE, self._encode_refusal(RefusalError(SESSION_ERROR, reason)))
+            self.end(NORMAL_CLOSURE, self._encode_error(RefusalError(SESSION_ERROR, reason)))
             return
         self._frames_ahead_size = size
         ahead.append(frame)
@@ -343,9 +336,6 @@ class FrameCall(RequestCall):
     """
 
     __slots__ = ("_conversation",)
-
-    encode = staticmethod(frames.encode_observation)
-    encode_state = staticmethod(frames.encode_state)
 
     def __init__(self, conversation: SessionConversation, received_at: float) -> None:
         self._conversation = conversation

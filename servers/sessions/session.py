@@ -19,17 +19,18 @@ from functools import partial
 from sys import float_info
 from time import perf_counter
 from types import CoroutineType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from openenv_core import Action, Environment, Observation, unscored_reason
 from openenv_core.outcomes import SCORES, UNSCORED, is_plain
 from openenv_core.pending import Pending
+from openenv_core.protocol import frames
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.frames import ReadState, Reset
 from openenv_core.tools import is_tool_host
 from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep, outcome_of_awaitable, plan_of
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep, outcome_of_awaitable, plan_of, wait_cancelled
 from servers.metrics import BUCKETS_S, RESET, STEP, CallCounts
 from servers.sessions.queue import Slot
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
@@ -169,6 +170,11 @@ class RequestCall(EnvironmentCall):
 
     __slots__ = ("counts", "received_at", "request_id")
 
+    encode: ClassVar[Callable[[Any, int | None], Any]] = staticmethod(frames.encode_observation)
+    """Returns the reply to a reset or step."""
+    encode_state: ClassVar[Callable[[Any, int | None], Any]] = staticmethod(frames.encode_state)
+    """Returns the reply to any other request."""
+
     received_at: float
     request_id: int | None
 
@@ -233,14 +239,6 @@ class RequestCall(EnvironmentCall):
             counts.seconds += elapsed_s
             counts.environment_s += self.session.spent_s
         self.reply(reply)
-
-    @abstractmethod
-    def encode(self, observation: Any, request_id: int | None, /) -> Any:
-        """Return the reply to a reset or step."""
-
-    @abstractmethod
-    def encode_state(self, state: Any, request_id: int | None, /) -> Any:
-        """Return the reply to any other request."""
 
     @abstractmethod
     def reply(self, reply: Any, /) -> None:
@@ -707,11 +705,7 @@ class EnvironmentSession:
         Closing continues even if the caller is cancelled.
         """
         if tasks := [call.task for call in self._abandoned if call.task is not None]:
-            _, deaf = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
-            for task in deaf:
-                logger.error(
-                    "%s ignored its cancellation for %g s; its session keeps its slot", task, CLOSE_TIMEOUT_S
-                )
+            await wait_cancelled(tasks)
         self.discard()
         if self._closing is not None:
             # Twice its own time limit: a `close` that ignores its cancellation, or still waits for a thread, continues
