@@ -205,7 +205,7 @@ def _step_routes() -> dict[str, Any]:
     """Return the descriptions of /reset, /step and /state, plain Starlette routes."""
     step = describe(StepOptions)
     step["properties"]["action"] = _ref("Action")
-    bare_action = {"allOf": [_ref("Action"), {"type": "object", "minProperties": 1}]}
+    bare_action: dict[str, Any] = {"allOf": [_ref("Action"), {"type": "object", "minProperties": 1}]}
     bare_action["not"] = {"required": ["action"]}
     text = "Start an episode and return its first observation; a named session that does not exist is opened."
     reset = _operation(

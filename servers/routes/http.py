@@ -267,19 +267,13 @@ def _is_encrypted(request: Request) -> bool:
 class _AnsweredCall(RequestCall, ResultCall):
     """A request whose caller awaits the reply, `result`."""
 
-    __slots__ = ("_encode", "result")
+    __slots__ = ("encode", "encode_state", "result")
 
     def __init__(self, encode: Callable[[Any], Any], received_at: float) -> None:
         self.received_at = received_at
         self.request_id = None
-        self._encode = encode
+        self.encode = self.encode_state = lambda value, _: encode(value)
         self.result = asyncio.get_running_loop().create_future()
-
-    def encode(self, observation: Any, _: int | None, /) -> Any:
-        """Return the reply."""
-        return self._encode(observation)
-
-    encode_state = encode
 
     def reply(self, reply: Any, /) -> None:
         """Set the result."""

@@ -19,7 +19,7 @@ from functools import partial
 from sys import float_info
 from time import perf_counter
 from types import CoroutineType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from openenv_core import Action, Environment, Observation, unscored_reason
 from openenv_core.outcomes import SCORES, UNSCORED, is_plain
@@ -136,7 +136,7 @@ class AwaitedCall(ResultCall):
     __slots__ = ("_on_unclaimed", "result")
 
     def __init__(
-        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], None] | None = None
+        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], object] | None = None
     ) -> None:
         super().__init__(work, on_loop)
         self._on_unclaimed = on_unclaimed
@@ -170,9 +170,9 @@ class RequestCall(EnvironmentCall):
 
     __slots__ = ("counts", "received_at", "request_id")
 
-    encode: ClassVar[Callable[[Any, int | None], Any]] = staticmethod(frames.encode_observation)
+    encode: Callable[[Any, int | None], Any] = staticmethod(frames.encode_observation)
     """Returns the reply to a reset or step."""
-    encode_state: ClassVar[Callable[[Any, int | None], Any]] = staticmethod(frames.encode_state)
+    encode_state: Callable[[Any, int | None], Any] = staticmethod(frames.encode_state)
     """Returns the reply to any other request."""
 
     received_at: float
