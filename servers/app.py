@@ -124,7 +124,7 @@ class EnvironmentApp(FastAPI):
         super().__init__(
             title=title,
             version=_API_VERSION,
-            lifespan=_lifespan,
+            lifespan=lambda _: self.running(),
             docs_url=None,
             redoc_url=None,
             middleware=[Middleware(_SocketMiddleware, owner=self)],
@@ -257,13 +257,6 @@ class EnvironmentApp(FastAPI):
             await send(message)
 
         return send_refusal
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    assert isinstance(app, EnvironmentApp)
-    async with app.running():
-        yield
 
 
 def _check_cap(factory: Factory, cap: int) -> None:

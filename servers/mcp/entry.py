@@ -40,6 +40,7 @@ class McpEntry:
         self._metrics = sessions.metrics
         self._rpc = rpc
         self._loading: asyncio.Task[McpEngine] | None = None
+        self._loaded: McpEngine | None = None
 
     def routes(self) -> list[Route]:
         """Return the routes of /mcp and of the sessions below it."""
@@ -72,13 +73,14 @@ class McpEntry:
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
-        if (engine := _result_of(self._loading)) is not None:
-            await engine.drain(deadline)
+        if self._loaded is not None:
+            await self._loaded.drain(deadline)
 
     async def stop(self) -> None:
         """Stop the engine; a later request starts it again."""
-        loading, self._loading = self._loading, None
-        if (engine := _result_of(loading)) is not None:
+        loading, engine = self._loading, self._loaded
+        self._loading = self._loaded = None
+        if engine is not None:
             await engine.stop()
         elif loading is not None:
             loading.cancel()
@@ -103,10 +105,5 @@ class McpEntry:
             module = await asyncio.to_thread(importlib.import_module, "servers.mcp.engine")
         engine: McpEngine = module.McpEngine(*self._engine_args)
         await engine.start()
+        self._loaded = engine
         return engine
-
-
-def _result_of(loading: "asyncio.Task[McpEngine] | None") -> "McpEngine | None":
-    if loading is None or not loading.done() or loading.cancelled() or loading.exception() is not None:
-        return None
-    return loading.result()

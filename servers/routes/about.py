@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -19,6 +19,8 @@ from servers.security import owner_of
 from servers.sessions import MethodRequest, SessionTable
 
 logger = logging.getLogger("servers")
+
+EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 _HEALTH: Final = record({"status": {"enum": ["healthy", "unhealthy"]}})
 
@@ -37,15 +39,13 @@ def about_router(
     sessions: SessionTable, schemas: dict[str, dict[str, Any]], metadata: "MetadataSource"
 ) -> APIRouter:
     """Return the routes about the server; `schemas` are those of the environment's models, as /schema returns them."""
-    # Without response models: FastAPI takes longer to build these than all routes.
     router = APIRouter()
-    schemas_schema = record({name: {"type": "object"} for name in schemas})
 
-    @router.get(
-        "/health",
-        response_model=None,
-        responses={200: answer("It accepts sessions.", _HEALTH), 503: answer("It accepts none.", _HEALTH)},
-    )
+    def get(path: str, text: str, schema: dict[str, Any], **more: Any) -> Callable[[EndpointT], EndpointT]:
+        # Without response models: FastAPI takes longer to build these than all routes.
+        return router.get(path, response_model=None, responses={"200": answer(text, schema), **more})
+
+    @get("/health", "It accepts sessions.", _HEALTH, **{"503": answer("It accepts none.", _HEALTH)})
     async def health(response: Response) -> dict[str, str]:
         """Return whether the server has threads for new sessions: not if abandoned calls occupy too many."""
         if sessions.deterministic:
@@ -55,29 +55,17 @@ def about_router(
         response.status_code = 503
         return {"status": "unhealthy"}
 
-    @router.get(
-        "/capacity",
-        response_model=None,
-        responses={200: answer("The numbers, over all worker processes.", _CAPACITY)},
-    )
+    @get("/capacity", "The numbers, over all worker processes.", _CAPACITY)
     async def capacity() -> dict[str, Any]:
         """Return the number of sessions allowed, open and waited for."""
         return sessions.queue.capacity()
 
-    @router.get(
-        "/metadata",
-        response_model=None,
-        responses={200: answer("Its name and description.", describe_own(EnvironmentMetadata))},
-    )
+    @get("/metadata", "Its name and description.", describe_own(EnvironmentMetadata))
     async def get_metadata(request: Request) -> EnvironmentMetadata:
         """Return the environment's metadata."""
         return await metadata.ask(owner_of(request.scope))
 
-    @router.get(
-        "/schema",
-        response_model=None,
-        responses={200: answer("The schemas.", schemas_schema)},
-    )
+    @get("/schema", "The schemas.", record({name: {"type": "object"} for name in schemas}))
     async def schema() -> dict[str, Any]:
         """Return the JSON schemas of the action, the state, and the observations of steps and of resets."""
         return schemas

@@ -47,11 +47,9 @@ def describe(model: Any, prefix: str = "#/$defs/") -> dict[str, Any]:
 
 def describe_each(models: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each model, under its key; a model that has several keys is described once."""
-    by_model: dict[int, dict[str, Any]] = {}
-    for model in models.values():
-        if id(model) not in by_model:
-            by_model[id(model)] = describe(model)
-    return {name: by_model[id(model)] for name, model in models.items()}
+    distinct = {id(model): model for model in models.values()}
+    described = {key: describe(model) for key, model in distinct.items()}
+    return {name: described[id(model)] for name, model in models.items()}
 
 
 @functools.cache
