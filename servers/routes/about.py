@@ -43,7 +43,9 @@ def about_router(
 
     def get(path: str, text: str, schema: dict[str, Any], **more: Any) -> Callable[[EndpointT], EndpointT]:
         # Without response models: FastAPI takes longer to build these than all routes.
-        return router.get(path, response_model=None, responses={"200": answer(text, schema), **more})
+        responses: dict[int | str, Any] = {200: answer(text, schema)}
+        responses.update(more)
+        return router.get(path, response_model=None, responses=responses)
 
     @get("/health", "It accepts sessions.", _HEALTH, **{"503": answer("It accepts none.", _HEALTH)})
     async def health(response: Response) -> dict[str, str]:
