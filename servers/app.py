@@ -32,7 +32,7 @@ from servers.routes.http import HttpRoutes, path_of
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.link import Links
 from servers.routes.tasks import tasks_router
-from servers.routes.websocket import SESSION_PATH, FrameDialect, RpcDialect, SocketRoute, Sockets
+from servers.routes.websocket import SESSION_PATH, FrameConversation, RpcConversation, SocketRoute, Sockets
 from servers.seats import seat_environment
 from servers.security import Guard
 from servers.sessions import SessionSlots, SessionTable, new_session_id
@@ -124,7 +124,7 @@ class EnvironmentApp(FastAPI):
         super().__init__(
             title=title,
             version=_API_VERSION,
-            lifespan=_lifespan,
+            lifespan=lambda _: self.running(),
             docs_url=None,
             redoc_url=None,
             middleware=[Middleware(_SocketMiddleware, owner=self)],
@@ -139,20 +139,13 @@ class EnvironmentApp(FastAPI):
         )
         self.state.sessions = self.sessions
         self.tooling = Tooling(served.factory, served.action)
-        self.sockets = Sockets()
+        self.sockets = Sockets(self.sessions, settings.send_timeout_s)
         schemas = describe_each(served.models)
         decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=self._in_production)
         rpc = JsonRpc(self.sessions, self.tooling)
-        frames = FrameDialect(decoder, rpc, metrics)
         encoder = ObservationEncoder(schemas["observation"], schemas["reset_observation"])
-        self.links = Links(
-            self.sessions,
-            decoder,
-            frames,
-            BatchDialect(decoder, encoder, metrics),
-            production=self._in_production,
-            send_timeout_s=settings.send_timeout_s,
-        )
+        batches = BatchDialect(decoder, encoder, metrics)
+        self.links = Links(self.sockets, decoder, rpc, batches, production=self._in_production)
         self.mcp = McpEntry(self.sessions, self.tooling, rpc, title, settings)
         metadata = MetadataSource(self.sessions, served.name)
         self._page: Page | None = None
@@ -169,12 +162,9 @@ class EnvironmentApp(FastAPI):
         # Plain Starlette routes where FastAPI would do nothing but double the time of each request.
         self.router.routes += [
             WebSocketRoute(
-                SESSION_PATH,
-                SocketRoute(self.sessions, frames, self.sockets, settings.send_timeout_s, self.links),
+                SESSION_PATH, SocketRoute(FrameConversation, self.sockets, decoder, rpc, self.links)
             ),
-            WebSocketRoute(
-                MCP_PATH, SocketRoute(self.sessions, RpcDialect(rpc), self.sockets, settings.send_timeout_s)
-            ),
+            WebSocketRoute(MCP_PATH, SocketRoute(RpcConversation, self.sockets, decoder, rpc)),
             *self.mcp.routes(),
             *([Route(METRICS_PATH, metrics.serve, methods=["GET"])] if settings.metrics else []),
             *([] if self._in_production else HttpRoutes(self.sessions, decoder).routes()),
@@ -267,13 +257,6 @@ class EnvironmentApp(FastAPI):
             await send(message)
 
         return send_refusal
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    assert isinstance(app, EnvironmentApp)
-    async with app.running():
-        yield
 
 
 def _check_cap(factory: Factory, cap: int) -> None:

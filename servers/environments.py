@@ -193,19 +193,17 @@ def source_of(target: str) -> Path:
     """
     resolved = importable_target(target)
     if resolved.kind is TargetKind.MODULE:
-        return _source_of_module(target.rpartition(":")[0], target)
-    folder = resolved.folder if resolved.kind is TargetKind.NAME else None
-    return _enclosing_folder((folder or split_path(target)[0]).resolve())
-
-
-def _source_of_module(module: str, target: str) -> Path:
-    location = find_module(module)
-    if location is None:
-        raise ConfigurationError(
-            f'expected an app at {target!r}, got: Could not import module "{module}"; {FORMS}, '
-            "importable from here or installed"
-        )
-    return _enclosing_folder(location.resolve())
+        module = target.rpartition(":")[0]
+        place = find_module(module)
+        if place is None:
+            raise ConfigurationError(
+                f'expected an app at {target!r}, got: Could not import module "{module}"; {FORMS}, '
+                "importable from here or installed"
+            )
+    else:
+        folder = resolved.folder if resolved.kind is TargetKind.NAME else None
+        place = folder or split_path(target)[0]
+    return _enclosing_folder(place.resolve())
 
 
 def _enclosing_folder(path: Path) -> Path:

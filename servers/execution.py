@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar
@@ -15,7 +15,7 @@ logger = logging.getLogger("servers")
 
 Factory: TypeAlias = Callable[[], Environment[Any, Any, Any]]
 
-T = TypeVar("T")
+FutureT = TypeVar("FutureT", bound=asyncio.Future[Any])
 
 _MIN_THREADS: Final = 4
 """Even a server of one session needs a second thread, for calls over plain HTTP and for closing."""
@@ -44,9 +44,8 @@ class _Options:
 
     def accept(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return those of `options` that the method accepts."""
-        if self.names is None:
-            return {name: value for name, value in options.items() if name not in self.excluded}
-        return {name: value for name, value in options.items() if name in self.names}
+        names = options.keys() - self.excluded if self.names is None else self.names
+        return {name: value for name, value in options.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +173,34 @@ class Executor:
             Exception: Whatever the factory raised.
         """
         pool = self.pool
+
+        def reject(outcome: Outcome) -> None:
+            """Pass on the environment, if any, of a constructor whose caller was cancelled."""
+            succeeded, value = outcome
+            if succeeded and _is_environment(value):
+                on_late(value, pool)
+            else:
+                self.close_pool(pool)
+
+        def take(outcome: Outcome) -> None:
+            if not built.cancelled():
+                built.set_result(outcome)
+            else:
+                self.abandoned -= 1
+                reject(outcome)
+
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
             succeeded, value = outcome_of(factory)
         else:
             if getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
                 pool = ThreadPool(1)
             built: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            call = pool.submit(factory, lambda outcome: self._take_built(built, outcome, pool, on_late))
+            call = pool.submit(factory, take)
             try:
                 succeeded, value = await built
             except asyncio.CancelledError:
                 if not built.cancelled():
-                    self._reject(built.result(), pool, on_late)
+                    reject(built.result())
                 elif not self.abort(call, pool):
                     self.close_pool(pool)
                 raise
@@ -198,19 +213,6 @@ class Executor:
                 "give create_app a class, or a function that returns an instance"
             )
         raise value
-
-    def _take_built(
-        self,
-        built: "asyncio.Future[Outcome]",
-        outcome: Outcome,
-        pool: ThreadPool,
-        on_late: Callable[[Any, ThreadPool], None],
-    ) -> None:
-        if not built.cancelled():
-            built.set_result(outcome)
-            return
-        self.abandoned -= 1
-        self._reject(outcome, pool, on_late)
 
     def close_pool(self, pool: ThreadPool) -> None:
         """Let the threads of a pool end, unless it is the shared one."""
@@ -229,20 +231,12 @@ class Executor:
             logger.error("%d abandoned calls hold a thread each; new sessions are refused", self.abandoned)
         return True
 
-    def _reject(self, outcome: Outcome, pool: ThreadPool, on_late: Callable[[Any, ThreadPool], None]) -> None:
-        """Pass on the environment, if any, of a constructor whose caller was cancelled."""
-        succeeded, value = outcome
-        if succeeded and _is_environment(value):
-            on_late(value, pool)
-        else:
-            self.close_pool(pool)
 
-
-_background_tasks: set[asyncio.Task[Any]] = set()
+_background_tasks: set[asyncio.Future[Any]] = set()
 """Background tasks. The event loop itself holds only weak references to tasks."""
 
 
-def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
+def keep(task: FutureT) -> FutureT:
     """Hold a reference to a background task until it ends; return the task."""
     _background_tasks.add(task)
     task.add_done_callback(_background_tasks.discard)
@@ -250,10 +244,15 @@ def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
 
 
 async def cancel_task(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; log one that ignores the cancellation, and let it run on."""
+    """Cancel a task and wait for its end, as `wait_cancelled`."""
     task.cancel()
-    await asyncio.wait([task], timeout=CLOSE_TIMEOUT_S)
-    if not task.done():
+    await wait_cancelled([task])
+
+
+async def wait_cancelled(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Wait for the end of cancelled tasks; log those that ignore the cancellation, and let them run on."""
+    _, deaf = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+    for task in deaf:
         logger.error(
             "%s ignored its cancellation for %g s; its session keeps its slot", task, CLOSE_TIMEOUT_S
         )

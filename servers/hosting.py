@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ import uvicorn
 from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.garbage import tune_garbage_collector
 from servers.app import EnvironmentApp, building_apps
-from servers.listening import BACKLOG
+from servers.listening import BACKLOG, handling_stop_signals
 from servers.protocols import PING_INTERVAL_S, PONG_TIMEOUT_S, raise_descriptor_limit
 from servers.security import Guard
 from servers.settings import ServerSettings
@@ -26,7 +26,7 @@ from servers.target import load_app
 
 logger = logging.getLogger("servers")
 
-Drain: TypeAlias = Callable[[float], Awaitable[None]]
+Drain: TypeAlias = Callable[[float], Coroutine[Any, Any, None]]
 
 
 class Assembled(NamedTuple):
@@ -90,7 +90,6 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 """uvicorn's settings in every process that serves an app."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KILL_AFTER_DRAIN_S: Final = 3.0
 """Seconds after the drain's deadline at which the process is ended even if something hangs."""
 _FORCED_EXIT_GRACE_S: Final = 0.5
@@ -219,10 +218,7 @@ class _Server(uvicorn.Server):
         await super().shutdown([])
 
     async def _drain_within(self, drain: Drain) -> None:
-        async def run_drain() -> None:
-            await drain(self._drain_s)
-
-        task = asyncio.create_task(run_drain())
+        task = asyncio.create_task(drain(self._drain_s))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_s + 1
         while not task.done() and not self.force_exit and loop.time() < deadline:
@@ -243,15 +239,8 @@ class _Server(uvicorn.Server):
         def handle(number: int, frame: FrameType | None) -> None:
             self.handle_exit(number, frame)
 
-        before = {}
-        for number in _SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                before[number] = signal.signal(number, handle)
-        try:
+        with handling_stop_signals(handle):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # A worker in a terminal gets a SIGINT from there and a SIGTERM from its supervisor: not a hurried stop.

@@ -1,8 +1,12 @@
-"""Listening sockets, and whether other machines can reach them."""
+"""Listening sockets, whether other machines can reach them, and the signals that end a server."""
 
 import errno
 import ipaddress
+import signal
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Final, TypeAlias
 
 from openenv_core.errors import ConfigurationError
@@ -105,3 +109,20 @@ def require_token_if_exposed(listener: socket.socket, settings: ServerSettings, 
 def url_host(host: str) -> str:
     """Return a host as written in a URL, with brackets if it is an IPv6 address."""
     return f"[{host}]" if ":" in host else host
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that end a server: SIGHUP not under nohup."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *(() if ignores_hangup else (signal.SIGHUP,))]
+
+
+@contextmanager
+def handling_stop_signals(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Have a function called on these signals while the block runs."""
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

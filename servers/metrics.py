@@ -11,17 +11,21 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Send
 
 from openenv_core.protocol import errors, jsonrpc
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from servers.sessions.batch import MemberCall
+    from servers.sessions.slots import SessionSlots
 
 METRICS_PATH: Final = "/metrics"
 
@@ -67,6 +71,13 @@ PUBLISH_INTERVAL_S: Final = 0.5
 _NUMBER_BYTES: Final = 8
 
 
+def create_unnamed_file(size: int) -> int:
+    """Return a descriptor of a new unnamed file filled with zeros, for processes to map."""
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(size))  # so that no access needs disk space later
+        return os.dup(file.fileno())
+
+
 class SharedCounts:
     """The numbers of all workers, in a file that all of them map; each writes its own row.
 
@@ -84,9 +95,7 @@ class SharedCounts:
     @staticmethod
     def create(workers: int) -> int:
         """Return a descriptor of a new unnamed file filled with zeros."""
-        with tempfile.TemporaryFile() as file:
-            file.write(bytes(workers * SIZE * _NUMBER_BYTES))  # so that no access needs disk space later
-            return os.dup(file.fileno())
+        return create_unnamed_file(workers * SIZE * _NUMBER_BYTES)
 
     def read_own_row(self) -> list[float]:
         """Return this worker's row, as published by its predecessor if that died."""
@@ -103,30 +112,7 @@ class SharedCounts:
         return self._rows()
 
 
-class _Slots(Protocol):
-    """The part of `SessionSlots` that the metrics use."""
-
-    @property
-    def total(self) -> int: ...
-    @property
-    def by_worker(self) -> list[int]: ...
-    @property
-    def waiting(self) -> int: ...
-
-
-class _Call(Protocol):
-    """One call of a batched request."""
-
-    spent_s: float
-
-    @property
-    def is_read(self) -> bool: ...
-    @property
-    def outcome(self) -> Any: ...
-    @property
-    def options(self) -> Any: ...
-
-
+@dataclass(slots=True)
 class CallCounts:
     """Answered calls of one kind.
 
@@ -137,21 +123,10 @@ class CallCounts:
         batch_wait_s: The part of it that calls of one request waited for each other.
     """
 
-    __slots__ = ("batch_wait_s", "buckets", "environment_s", "seconds")
-
-    def __init__(self, numbers: Sequence[float]) -> None:
-        *buckets, self.seconds, self.environment_s, self.batch_wait_s = numbers
-        self.buckets = list(map(int, buckets))
-
-    @property
-    def count(self) -> int:
-        """Number of calls."""
-        return sum(self.buckets)
-
-    @property
-    def server_s(self) -> float:
-        """Seconds that their requests spent outside of the environment."""
-        return self.seconds - self.environment_s - self.batch_wait_s
+    buckets: list[float]
+    seconds: float
+    environment_s: float
+    batch_wait_s: float
 
     def to_numbers(self) -> list[float]:
         """Return all of it."""
@@ -174,37 +149,26 @@ class Counts:
         errors: Errors sent, by the index of their code in CODES.
     """
 
-    __slots__ = (
-        "calls",
-        "errors",
-        "granted_slots",
-        "opened_sessions",
-        "received_bytes",
-        "sent_bytes",
-        "waited_s",
-    )
+    _TOTALS = ("received_bytes", "sent_bytes", "opened_sessions", "granted_slots", "waited_s")
+    __slots__ = ("calls", "errors", *_TOTALS)
+
+    received_bytes: float
+    sent_bytes: float
+    opened_sessions: float
+    granted_slots: float
+    waited_s: float
 
     def __init__(self, numbers: Sequence[float]) -> None:
-        self.calls = [
-            CallCounts(numbers[kind * _CALL_SIZE : (kind + 1) * _CALL_SIZE]) for kind in range(len(CALLS))
-        ]
-        rest = numbers[len(CALLS) * _CALL_SIZE :]
-        self.received_bytes, self.sent_bytes, self.opened_sessions, self.granted_slots = map(int, rest[:4])
-        self.waited_s = rest[4]
-        self.errors = list(map(int, rest[5:]))
+        rest = iter(numbers)
+        self.calls = [CallCounts(list(islice(rest, len(BUCKETS_S) + 1)), *islice(rest, 3)) for _ in CALLS]
+        for name in self._TOTALS:
+            setattr(self, name, next(rest))
+        self.errors = list(rest)
 
     def to_numbers(self) -> list[float]:
         """Return all of it."""
-        by_call = [number for calls in self.calls for number in calls.to_numbers()]
-        return [
-            *by_call,
-            self.received_bytes,
-            self.sent_bytes,
-            self.opened_sessions,
-            self.granted_slots,
-            self.waited_s,
-            *self.errors,
-        ]
+        by_call = chain.from_iterable(calls.to_numbers() for calls in self.calls)
+        return [*by_call, *(getattr(self, name) for name in self._TOTALS), *self.errors]
 
 
 class ServerMetrics:
@@ -220,7 +184,7 @@ class ServerMetrics:
         slots: The slots of the whole server.
     """
 
-    slots: _Slots
+    slots: "SessionSlots"
 
     def __init__(self, environment: str, enabled: bool = True, shared: SharedCounts | None = None) -> None:
         self.environment = environment
@@ -231,7 +195,7 @@ class ServerMetrics:
 
     # Counting
 
-    def observe_batch(self, calls: Sequence[_Call], seconds: float, sequential: bool) -> None:
+    def observe_batch(self, calls: "Sequence[MemberCall]", seconds: float, sequential: bool) -> None:
         """Count the calls that one frame answers.
 
         Args:
@@ -267,19 +231,14 @@ class ServerMetrics:
         self.counts.granted_slots += slots
         self.counts.waited_s += slots * waited_s
 
-    def wrap_http(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Wrap an HTTP request's `receive` and `send` to count its bytes."""
-
-        async def count_and_receive() -> Message:
-            message = await receive()
-            self.count_received(message.get("body", b""))
-            return message
+    def counting(self, send: Send) -> Send:
+        """Return an HTTP response's `send` that counts its bytes."""
 
         async def count_and_send(message: Message) -> None:
             self.count_sent(message.get("body", b""))
             await send(message)
 
-        return count_and_receive, count_and_send
+        return count_and_send
 
     # Publishing and serving
 
@@ -348,9 +307,8 @@ class ServerMetrics:
         by_label = label_by_call(lambda calls: calls.environment_s)
         yield make_family(counter, "environment_seconds", text, by_label, "call")
         text = "Time of their requests in the server: reading, validating, waiting for a session or thread, writing."
-        yield make_family(
-            counter, "server_seconds", text, label_by_call(lambda calls: calls.server_s), "call"
-        )
+        by_label = label_by_call(lambda calls: calls.seconds - calls.environment_s - calls.batch_wait_s)
+        yield make_family(counter, "server_seconds", text, by_label, "call")
         by_label = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
         yield make_family(counter, "errors", "Errors sent to clients.", by_label, "code")
         text = "Bytes of requests to sessions: frames, and bodies over HTTP."
@@ -358,7 +316,7 @@ class ServerMetrics:
         yield make_family(counter, "sent_bytes", "Bytes of the replies to them.", {(): total.sent_bytes})
         yield make_family(counter, "sessions_opened", "Sessions opened.", {(): total.opened_sessions})
         text = "Steps answered by each worker process."
-        by_label = label_by_worker(row.calls[STEP].count for row in rows)
+        by_label = label_by_worker(sum(row.calls[STEP].buckets) for row in rows)
         yield make_family(counter, "worker_steps", text, by_label, "worker")
         yield make_family(gauge, "slots", "Greatest number of concurrent sessions.", {(): slots.total})
         text = "Slots in use in each worker process."

@@ -206,55 +206,10 @@ _CONTROL: Final = 8
 """Opcodes from here on are those of control frames, which may come between the fragments of a message."""
 
 
-class _FrameBoundaries:
-    """Follows the frames of a client through its bytes, however these are divided.
-
-    Attributes:
-        between_messages: Whether the next byte begins a new message.
-    """
-
-    __slots__ = ("_head", "_in_message", "_remaining", "between_messages")
-
-    def __init__(self) -> None:
-        self.between_messages = True
-        self._in_message = False
-        self._head = b""
-        self._remaining = 0
-
-    def feed(self, data: bytes) -> None:
-        """Follow further bytes."""
-        start, end = 0, len(data)
-        while start < end:
-            if self._remaining:
-                size = min(self._remaining, end - start)
-                self._remaining -= size
-                start += size
-                continue
-            missing = _head_size(self._head) - len(self._head)
-            self._head += data[start : start + missing]
-            start += missing
-            if len(self._head) >= 2 and len(self._head) == _head_size(self._head):
-                self._begin_frame(self._head)
-                self._head = b""
-        self.between_messages = not (self._remaining or self._head or self._in_message)
-
-    def _begin_frame(self, head: bytes) -> None:
-        size = head[1] & ~_MASKED
-        if size >= _SHORT:
-            size = int.from_bytes(head[2 : 4 if size == _SHORT else 10])
-        self._remaining = size
-        if head[0] & 0xF < _CONTROL:
-            self._in_message = not head[0] & 0x80
-
-
-def _head_size(head: bytes) -> int:
-    """Return the size of a frame's head, as far as its first bytes tell."""
-    if len(head) < 2:
-        return 2
-    size = head[1] & ~_MASKED
-    return (
-        2 + (0 if size < _SHORT else 2 if size == _SHORT else 8) + (_MASK_BYTES if head[1] & _MASKED else 0)
-    )
+def _wire_size(frame: Frame) -> int:
+    """Return the size of a client's frame as it was sent, at least: a client may encode a length in more bytes."""
+    size = len(frame.data)
+    return 2 + (0 if size < _SHORT else 2 if size < 1 << 16 else 8) + _MASK_BYTES + size
 
 
 _EVENTS_PER_YIELD: Final = 16
@@ -396,7 +351,8 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self.conn.debug = False  # would log headers, including tokens
         self.queue = _ReceiveQueue()  # type: ignore[assignment]
-        self._boundaries = _FrameBoundaries()
+        self._unparsed_bytes = 0  # of a frame that has not ended; more if its client wastes bytes on lengths
+        self._in_message = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wrap the transport in a `_Writer`."""
@@ -434,7 +390,8 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             or waiter.done()
             or length < 2 + _MASK_BYTES
             or data[0] not in _WHOLE
-            or not self._boundaries.between_messages
+            or self._unparsed_bytes
+            or self._in_message
             or self.close_sent
             or self.conn.state is not _OPEN
         ):
@@ -477,13 +434,22 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
     def _parse(self, data: bytes) -> None:
         """Pass data through uvicorn's parser, as if there were no fast path."""
         # A client's first bytes are its handshake, which it may not follow with frames before the response.
-        self._boundaries.feed(data if self.handshake_initiated else data.partition(b"\r\n\r\n")[2])
+        self._unparsed_bytes += len(data if self.handshake_initiated else data.partition(b"\r\n\r\n")[2])
         self._control_frames = 0
         super().data_received(data)
         if not self.handshake_initiated:
             # The head was complete and the WebSocket library refused it; its response is still unsent.
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
+
+    def handle_events(self) -> None:
+        """Handle what the parser has found, and note whether the next byte begins a message."""
+        for event in self.conn.events:
+            if isinstance(event, Frame):
+                self._unparsed_bytes -= _wire_size(event)
+                if event.opcode < _CONTROL:
+                    self._in_message = not event.fin
+        super().handle_events()
 
     def send_frame(self, frame: str | bytes) -> bool:
         """Write a frame directly; return False if it has to take the slow path, by `send`."""

@@ -1,6 +1,7 @@
 """The server's part of the released package's import paths, which `openenv_core.compat` installs."""
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.compat import Extra
@@ -59,17 +60,14 @@ class HTTPEnvServer:
         *,
         reset_observation_cls: Any = None,
     ) -> None:
-        from servers.app import create_app
+        from servers.app import create_fastapi_app
 
-        self._given = (env, action_cls, observation_cls)
-        self._options: dict[str, Any] = {
-            "max_concurrent_envs": max_concurrent_envs,
-            "concurrency_config": concurrency_config,
-            "env_name": env_name,
-            "state_cls": state_cls,
-            "reset_observation_cls": reset_observation_cls,
-        }
-        create_app(*self._given, **self._options)  # raises now if the arguments are invalid
+        self._create = partial(
+            create_fastapi_app,
+            *(env, action_cls, observation_cls, max_concurrent_envs, concurrency_config, env_name, state_cls),
+            reset_observation_cls=reset_observation_cls,
+        )
+        self._create()  # raises now if the arguments are invalid
 
     def register_routes(self, app: "FastAPI", mode: Any = None) -> None:
         """Serve the environment on all paths for which the application has no route.
@@ -81,6 +79,4 @@ class HTTPEnvServer:
         Raises:
             ConfigurationError: The mode is unknown.
         """
-        from servers.app import create_fastapi_app
-
-        app.mount("/", create_fastapi_app(*self._given, **self._options, mode=mode))
+        app.mount("/", self._create(mode=mode))

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, Final
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from openenv_core.packages import module_command
 from openenv_core.tracebacks import authors_part, show
+from servers.listening import handling_stop_signals
 from servers.settings import ServePlan
 
 _VARIABLE: Final = "ROPEWALK_RELOAD"
@@ -102,7 +103,7 @@ class Reloader:
     def run(self) -> int:
         """Serve until a signal requests the end. ConfigurationError: The source cannot be watched."""
         watch = watcher()
-        with self._signals():
+        with handling_stop_signals(self._on_signal):
             try:
                 changes = watch(
                     *self._folders,
@@ -183,18 +184,6 @@ class Reloader:
         if guard.poll() is None:
             guard.kill()  # the kernel then kills the server
         guard.wait()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        before = {}
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                before[number] = signal.signal(number, self._on_signal)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: object) -> None:
         self._interrupts += number == signal.SIGINT

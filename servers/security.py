@@ -130,22 +130,16 @@ class Guard:
         """Serve one connection."""
         if scope["type"] == "http":
             body_from = await self._admit_request(scope, receive, send)
-            if body_from is not None:
-                await self._app(scope, body_from, send)
-        elif scope["type"] != "websocket":
-            await self._app(scope, receive, send)
-        elif (refusal := self._refuse_socket(scope)) is None:
-            # The checks have returned: none of their state stays in memory while the WebSocket is open.
-            await self._app(scope, receive, send)
-        else:
-            await send_refusal(refusal, scope, send)
-
-    def _refuse_socket(self, scope: Scope) -> HttpRefusalError | None:
-        try:
-            self._admit(scope, _headers(scope))
-        except HttpRefusalError as refusal:
-            return refusal
-        return None
+            if body_from is None:
+                return
+            receive = body_from
+        elif scope["type"] == "websocket":
+            try:
+                self._admit(scope, _headers(scope))  # none of whose state stays while the WebSocket is open
+            except HttpRefusalError as refusal:
+                await send_refusal(refusal, scope, send)
+                return
+        await self._app(scope, receive, send)
 
     async def _admit_request(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
         """Admit a request; return the `receive` of its body, or None if it was refused or the client disconnected."""

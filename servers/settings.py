@@ -212,7 +212,7 @@ def _mode(variable: str, value: str) -> Mode:
     return cast(Mode, mode)
 
 
-def _is_on(_: str, value: str) -> bool:
+def is_on(_: str, value: str) -> bool:
     """Parse a switch as the released server does: any other word means off."""
     return value.lower() in ("1", "true", "yes")
 
@@ -230,6 +230,6 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_DRAIN": ("drain_s", seconds),
     "ROPEWALK_METRICS": ("metrics", switch),
     "OPENENV_MODE": ("mode", _mode),
-    "ENABLE_WEB_INTERFACE": ("web", _is_on),  # the released server's name; the next one overrides it
+    "ENABLE_WEB_INTERFACE": ("web", is_on),  # the released server's name; the next one overrides it
     "OPENENV_WEB": ("web", switch),
 }

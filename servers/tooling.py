@@ -24,7 +24,13 @@ from servers.sessions import EnvironmentSession, MethodRequest
 
 Wait: TypeAlias = Callable[[Any], Awaitable[Any]] | None
 
-_LISTING_METHODS = ("list_tools", "list_resources", "list_resource_templates", "list_prompts")
+_LISTED = {
+    "list_tools": "tools",
+    "list_resources": "resources",
+    "list_resource_templates": "templates",
+    "list_prompts": "prompts",
+}
+"""The methods that list, with the attribute of a `Toolset` that has what they list."""
 
 METHODS: Mapping[str, str] = {
     "resources": "list_resources",
@@ -54,13 +60,7 @@ class Tooling:
     def offers(self, feature: str) -> bool:
         """Whether there may be resources, prompts or completions, as named by `feature`."""
         if (toolset := self.toolset) is not None:
-            return bool(
-                {
-                    "resources": toolset.resources or toolset.templates,
-                    "prompts": toolset.prompts,
-                    "completions": toolset.completions,
-                }[feature]
-            )
+            return bool(getattr(toolset, feature) or (feature == "resources" and toolset.templates))
         return self._owner is None or (
             is_tool_host(self._owner) and callable(getattr(self._owner, METHODS[feature], None))
         )
@@ -71,18 +71,13 @@ class Tooling:
 
     def declared_tools(self) -> Sequence[ToolSpec] | None:
         """Return the declared tools, or None if an instance has to list them."""
-        return None if self.toolset is None else [tool.spec for tool in self.toolset.tools.values()]
+        return self.list_declared("list_tools")
 
     def list_declared(self, method: str) -> Sequence[Any] | None:
         """Return what another listing method would return, or None if an instance has to be called."""
-        if (toolset := self.toolset) is None:
+        if self.toolset is None:
             return None
-        declared: Mapping[str, Mapping[str, Any]] = {
-            "list_resources": toolset.resources,
-            "list_resource_templates": toolset.templates,
-            "list_prompts": toolset.prompts,
-        }
-        return [each.spec for each in declared[method].values()]
+        return [each.spec for each in getattr(self.toolset, _LISTED[method]).values()]
 
     def request_tools(self, session: EnvironmentSession) -> tuple[Any, Callable[[Any], Sequence[ToolSpec]]]:
         """Return the request for an environment's tools, and what reads its result. NoToolsError: It has none."""
@@ -144,7 +139,7 @@ def _is_tool_action(action: Any) -> bool:
 def _find_toolset(owner: Any) -> Toolset | None:
     if owner is None or not issubclass(owner, DeclaredTools):
         return None
-    if any(getattr(owner, name) is not getattr(DeclaredTools, name) for name in _LISTING_METHODS):
+    if any(getattr(owner, name) is not getattr(DeclaredTools, name) for name in _LISTED):
         return None
     toolset: Toolset = owner.TOOLSET
     return toolset

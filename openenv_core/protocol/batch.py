@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from openenv_core.outcomes import outcome_of
-from openenv_core.protocol.errors import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
+from openenv_core.protocol.errors import INVALID_JSON, UNKNOWN_TYPE, RefusalError, faults_of, invalid_message
 from openenv_core.protocol.frames import (
     RequestDecoder,
     RequestHead,
@@ -365,7 +365,7 @@ def read_request(header: dict[str, Any], size: int, operations: Sequence[str] = 
     try:
         return _validate(header)
     except ValidationError as error:
-        raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
+        raise invalid_message(faults_of(error, size)) from None
 
 
 def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[bytes]:

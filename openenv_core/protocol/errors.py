@@ -65,6 +65,11 @@ def faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:
     return faults
 
 
+def invalid_message(faults: list[dict[str, Any]]) -> RefusalError:
+    """Return the error for a request that does not validate, for these reasons."""
+    return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": faults})
+
+
 def _as_json(error: ValidationError, include_input: bool) -> str:
     # pydantic's JSON encoder, because `ctx` may hold a validator's ValueError.
     try:

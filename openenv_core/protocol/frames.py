@@ -44,6 +44,7 @@ from openenv_core.protocol.errors import (
     VALIDATION_ERROR,
     RefusalError,
     faults_of,
+    invalid_message,
 )
 from openenv_core.protocol.jsonio import dumps, to_plain
 from openenv_core.types import Action, ActT, Observation
@@ -229,17 +230,15 @@ class RequestDecoder(Generic[ActT]):
         """
         if b"NaN" not in body and b"Infinity" not in body:
             with suppress(ValidationError):
-                step = self._read_step(body)
-                return step.action, {name: getattr(step, name) for name in step.model_fields_set - {"action"}}
+                options = given_options(self._read_step(body))
+                return options.pop("action"), options
         # An action without envelope, or an error, reported as the released server does: the envelope first.
         data = read_json(body)
         if isinstance(data, dict) and data and "action" not in data:
             with suppress(RefusalError):
                 return self.action(data, len(body)), {}
-        step = validate(StepOptions, data, len(body))
-        return self.action(step.action, len(body)), {
-            name: getattr(step, name) for name in step.model_fields_set if name != "action"
-        }
+        options = given_options(validate(StepOptions, data, len(body)))
+        return self.action(options.pop("action"), len(body)), options
 
     def action(self, data: dict[str, Any], size: int) -> ActT:
         """Validate the action of an HTTP step; `size` is the length of the body.
@@ -263,9 +262,7 @@ class RequestDecoder(Generic[ActT]):
         try:
             return self._read_action(text)  # type: ignore[no-any-return]
         except ValidationError as error:
-            raise RefusalError(
-                VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}
-            ) from None
+            raise invalid_message(faults_of(error, size)) from None
 
     def _action_or_error(self, text: bytes, size: int) -> ActT | Exception:
         try:
@@ -352,7 +349,7 @@ def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
         errors = faults_of(error, size)
         for entry in errors:
             entry["loc"] = ["body", *entry["loc"]]
-        raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": errors}) from None
+        raise invalid_message(errors) from None
 
 
 def invalid_body(reason: str) -> RefusalError:
@@ -361,8 +358,7 @@ def invalid_body(reason: str) -> RefusalError:
 
 
 def _fault(kind: str, location: list[Any], message: str, value: Any) -> RefusalError:
-    entry = {"type": kind, "loc": ["body", *location], "msg": message, "input": value}
-    return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": [entry]})
+    return invalid_message([{"type": kind, "loc": ["body", *location], "msg": message, "input": value}])
 
 
 def _position(body: bytes, reason: str) -> int:
@@ -374,7 +370,7 @@ def _position(body: bytes, reason: str) -> int:
     return sum(len(text) + 1 for text in body.split(b"\n", line - 1)[: line - 1]) + column
 
 
-def given_options(options: ResetOptions | None) -> dict[str, Any]:
+def given_options(options: ResetOptions | StepOptions | None) -> dict[str, Any]:
     """Return only the options that the caller set."""
     return {} if options is None else {name: getattr(options, name) for name in options.model_fields_set}
 
@@ -402,17 +398,14 @@ def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
     for entry in errors:
         location = entry["loc"][1:]  # without the frame's type, which the union prepends
         entry["loc"] = location[1:] if location[:1] == ["data"] and len(location) > 1 else location
-    return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": errors})
+    return invalid_message(errors)
 
 
 def encode_request(kind: str, data: Any = None) -> bytes:
     """Encode a frame; `data` is a model or plain value; None omits the key."""
     if data is None:
         return b'{"type":"%b"}' % kind.encode()
-    if isinstance(data, BaseModel):
-        body = data.__pydantic_serializer__.to_json(data, fallback=to_plain, warnings=False)
-    else:
-        body = dumps(data)
+    body = encode_model(data) if isinstance(data, BaseModel) else dumps(data)
     return b'{"type":"%b","data":%b}' % (kind.encode(), body)
 
 
@@ -609,6 +602,14 @@ def reply_frame(request_kind: str, body: bytes) -> bytes:
     return b'{"type":"%b","data":%b}' % (kind.encode(), body or b"null")
 
 
+_STATUS_CODES: Final = {
+    **dict.fromkeys((400, 413, 422), VALIDATION_ERROR),
+    **dict.fromkeys((404, 504), SESSION_ERROR),
+    **dict.fromkeys((429, 503), CAPACITY_REACHED),
+    500: EXECUTION_ERROR,
+}
+
+
 def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes | None:
     """Return the error frame for an unsuccessful response; None for a status without a corresponding frame.
 
@@ -619,24 +620,13 @@ def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes 
     """
     detail = _detail(body)
     extra: dict[str, Any] = {}
-    match status:
-        case 400 | 413 | 422:
-            code = VALIDATION_ERROR
-            if isinstance(detail, list):
-                extra["errors"] = [_strip_location(error) for error in detail]
-                detail = "Invalid message"
-        case 404:
-            code = SESSION_ERROR
-        case 429 | 503:
-            code = CAPACITY_REACHED
-            if retry_after_s is not None:
-                extra["retry_after_s"] = retry_after_s
-        case 500:
-            code = EXECUTION_ERROR
-        case 504:
-            code = SESSION_ERROR
-        case _:
-            return None
+    if (code := _STATUS_CODES.get(status)) is None:
+        return None
+    if code == VALIDATION_ERROR and isinstance(detail, list):
+        extra["errors"] = [_strip_location(error) for error in detail]
+        detail = "Invalid message"
+    if code == CAPACITY_REACHED and retry_after_s is not None:
+        extra["retry_after_s"] = retry_after_s
     if isinstance(detail, Mapping):
         detail_fields = {str(name): value for name, value in detail.items()}
         code, detail = str(detail_fields.pop("code", code)), detail_fields.pop("message", None)

@@ -6,6 +6,7 @@ from typing import Any, Final
 from pydantic import ConfigDict, ValidationError
 
 from openenv_core.errors import ProtocolError, ToolCallError
+from openenv_core.protocol.errors import short
 from openenv_core.protocol.frames import encode_request
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import CallToolObservation, ListToolsObservation, Tool, ToolError, ToolErrorType
@@ -188,5 +189,4 @@ def _code(code: Any) -> int:
 
 
 def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+    return short(repr(value), _EXCERPT)

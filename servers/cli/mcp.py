@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from openenv_core.cli import Command
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from openenv_core.protocol.jsonio import from_json
 from servers.logs import LEVELS
 from servers.settings import ServerSettings, seconds_or_none
@@ -62,18 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
     settings = ServerSettings.from_environment(os.environ)
     if "step_timeout" in arguments:
         settings = replace(settings, step_timeout_s=arguments.step_timeout)
-    try:
+    expected = "the packages of an MCP server"
+    with (
+        installed_with("mcp", expected, "mcp", "mcp_types", "anyio"),
+        installed_with("server", expected, "fastapi", "starlette", "uvicorn"),
+    ):
         from servers.mcp.stdio import take_standard_streams
 
         wire = take_standard_streams()  # before any of the environment's code can print
         return _serve(arguments, options, settings, wire)
-    except ModuleNotFoundError as error:
-        extra = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}.get(error.name or "", "server")
-        if error.name not in ("mcp", "mcp_types", "anyio", "fastapi", "starlette", "uvicorn"):
-            raise
-        raise ConfigurationError(
-            f"expected the packages of an MCP server, got: {error}; pip install 'ropewalk[{extra}]'"
-        ) from error
 
 
 def _serve(

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+from argparse import SUPPRESS
 from collections.abc import MutableMapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,7 +26,16 @@ from servers.listening import (
     url_host,
 )
 from servers.logs import LEVELS
-from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, seconds_or_none, token_lines
+from servers.settings import (
+    MODES,
+    ServePlan,
+    ServerSettings,
+    count,
+    is_on,
+    seconds,
+    seconds_or_none,
+    token_lines,
+)
 
 _FAILED: Final = 2
 
@@ -46,16 +56,14 @@ _LIMITS: Final = (
 )
 """Each option with its setting, its parser, its metavar and its help."""
 
-_SERVER_SETTINGS: Final = ("max_body_bytes", "drain_s")
+_SERVER_SETTINGS: Final = ("max_body_bytes", "drain_s", "allowed_hosts", "allowed_origins")
 _SESSION_OPTIONS: Final = {
     **{name: option for option, name, *_ in _LIMITS if name not in _SERVER_SETTINGS},
     "mode": "--mode",
     "web": "--web",
     "mcp_single_session": "--mcp-single-session",
 }
-"""Settings that need an application of create_app, and their options."""
-
-_NOT_GIVEN: Final = object()
+"""Settings that need an application of create_app, and their options. Options that are not given have no value."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
     settings = _read_settings(arguments, os.environ)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
-        require_token_if_exposed(listeners[0], settings, insecure=_is_insecure(arguments))
+        insecure = arguments.insecure or is_on(
+            "ROPEWALK_INSECURE", os.environ.get("ROPEWALK_INSECURE", "").strip()
+        )
+        require_token_if_exposed(listeners[0], settings, insecure=insecure)
         settings = replace(settings, exposed=is_exposed(listeners[0]))
         _check_single_session(arguments, settings)
         if arguments.reload:
@@ -145,8 +156,10 @@ def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, list
     from servers.reload import Reloader, watcher
 
     watcher()
-    folders = [source_of(arguments.app), *(_folder(path) for path in arguments.reload_dir or ())]
-    if not _is_given(arguments, "drain_s") and settings.drain_s == ServerSettings().drain_s:
+    folders = [source_of(arguments.app), *(Path(path).resolve() for path in arguments.reload_dir or ())]
+    if unknown := [str(folder) for folder in folders if not folder.is_dir()]:
+        raise ConfigurationError(f"expected --reload-dir to name a folder, got {unknown[0]}")
+    if "drain_s" not in arguments and settings.drain_s == ServerSettings().drain_s:
         settings = replace(settings, drain_s=_RELOAD_DRAIN_S)
     plan = ServePlan(**_plan_options(arguments, settings))
     _announce(arguments, listener)
@@ -154,20 +167,11 @@ def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, list
     return Reloader(plan, listener, folders, partial(print, flush=True)).run()
 
 
-def _folder(path: str) -> Path:
-    folder = Path(path).resolve()
-    if not folder.is_dir():
-        raise ConfigurationError(f"expected --reload-dir to name a folder, got {path}")
-    return folder
-
-
 def _check_reload_options(arguments: argparse.Namespace) -> None:
-    if not arguments.reload:
-        if arguments.reload_dir:
-            raise ConfigurationError("--reload-dir is given without --reload; give both, or neither")
-        return
+    if arguments.reload_dir and not arguments.reload:
+        raise ConfigurationError("--reload-dir is given without --reload; give both, or neither")
     for option, is_there in (("--workers", arguments.workers > 1), ("--fd", arguments.fd is not None)):
-        if is_there:
+        if arguments.reload and is_there:
             raise ConfigurationError(
                 f"expected --reload without {option}, got both; --reload runs one process on a socket of its own, "
                 f"for an author at work: leave out {option}, or --reload"
@@ -193,7 +197,7 @@ def _plan_options(arguments: argparse.Namespace, settings: ServerSettings) -> di
 
 
 def _find_session_options(arguments: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(option for name, option in _SESSION_OPTIONS.items() if _is_given(arguments, name))
+    return tuple(option for name, option in _SESSION_OPTIONS.items() if name in arguments)
 
 
 def _announce(arguments: argparse.Namespace, listener: socket) -> None:
@@ -235,47 +239,35 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     access.add_argument(
         "--allowed-host",
         action="append",
+        dest="allowed_hosts",
+        default=SUPPRESS,
         metavar="NAME",
         help="name that clients may use in Host, besides addresses and localhost; *.NAME, or * for any",
     )
     access.add_argument(
         "--allowed-origin",
         action="append",
+        dest="allowed_origins",
+        default=SUPPRESS,
         metavar="ORIGIN",
         help="origin of pages that may use this server, such as https://example.org; * for any",
     )
 
-    limits = parser.add_argument_group("limits")
+    limits = parser.add_argument_group("limits", argument_default=SUPPRESS)
     for option, name, read, metavar, text in _LIMITS:
-        kind = partial(read, option)
-        limits.add_argument(option, dest=name, type=kind, default=_NOT_GIVEN, metavar=metavar, help=text)
-    limits.add_argument(
-        "--mode",
-        choices=MODES,
-        default=_NOT_GIVEN,
-        help="production serves tools only: no reset, step or state (OPENENV_MODE, simulation)",
-    )
-    add(
-        "--web",
-        action="store_const",
-        const=True,
-        default=_NOT_GIVEN,
-        help="serve a page to play on, at /web (OPENENV_WEB=1)",
-    )
+        limits.add_argument(option, dest=name, type=partial(read, option), metavar=metavar, help=text)
+    text = "production serves tools only: no reset, step or state (OPENENV_MODE, simulation)"
+    limits.add_argument("--mode", choices=MODES, help=text)
+    text = "serve a page to play on, at /web (OPENENV_WEB=1)"
+    add("--web", action="store_true", default=SUPPRESS, help=text)
     add(
         "--mcp-single-session",
-        action="store_const",
-        const=True,
-        default=_NOT_GIVEN,
+        action="store_true",
+        default=SUPPRESS,
         help="one session for all MCP clients at /mcp, for those that neither name one nor begin with initialize; "
         "on loopback only",
     )
     add("--log-level", default="info", choices=LEVELS, help="level of log messages (%(default)s)")
-
-
-def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Whether the option of a setting is on the command line."""
-    return getattr(arguments, name) is not _NOT_GIVEN
 
 
 def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
@@ -285,27 +277,18 @@ def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
     """
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)
+    given = {name: getattr(arguments, name, None) for name in (*_SESSION_OPTIONS, *_SERVER_SETTINGS)}
     changes: dict[str, Any] = {
-        name: getattr(arguments, name)
-        for name in (*_SESSION_OPTIONS, *_SERVER_SETTINGS)
-        if _is_given(arguments, name)
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if name in arguments
     }
     tokens = tuple(arguments.token or ())
     if arguments.token_file is not None:
         tokens += token_lines("--token-file", arguments.token_file)
     if arguments.token or arguments.token_file is not None:
         changes["tokens"] = tokens
-    if arguments.allowed_host:
-        changes["allowed_hosts"] = tuple(arguments.allowed_host)
-    if arguments.allowed_origin:
-        changes["allowed_origins"] = tuple(arguments.allowed_origin)
     return replace(settings, **changes)
-
-
-def _is_insecure(arguments: argparse.Namespace) -> bool:
-    """Whether a server without tokens may listen beyond loopback."""
-    value = os.environ.get("ROPEWALK_INSECURE", "").strip().lower()
-    return bool(arguments.insecure) or value in ("1", "true", "yes")
 
 
 COMMAND = Command(

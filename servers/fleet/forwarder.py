@@ -1,6 +1,5 @@
 """Forwards requests for a session of another worker to that worker, which the session's id determines."""
 
-import json
 import zlib
 from collections.abc import Callable
 from urllib.parse import parse_qs
@@ -11,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openenv_core.protocol.batch import RESUME, SNAPSHOT
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.peers import UnixPeers
-from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
+from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request, read_rpc
 from servers.page import PAGE_PATH
 from servers.page.manager import WEB_SESSION
 from servers.routes.http import NEW, path_of, requested_session_id
@@ -133,8 +132,12 @@ class Forwarder:
         if request.standard:
             opens, session = request.method == INITIALIZE, request.session
         else:
-            method, session = _read_rpc(body)
-            opens = method == _CREATE
+            rpc = read_rpc(body) if any(mark in body for mark in _MARKS) else {}
+            params = rpc.get("params")
+            session = params.get("session_id") if isinstance(params, dict) else None
+            opens = rpc.get("method") == _CREATE
+            if not isinstance(session, str):
+                session = None  # the application reports the error
         return self._worker_for(session) if session or opens else None
 
     def _worker_for(self, session: str | None) -> int | None:
@@ -157,16 +160,3 @@ async def _read_body(receive: Receive) -> tuple[bytes, Receive]:
     """Return the body, and a `receive` that yields it again. The guard has read it whole and limited its size."""
     body: bytes = (await receive()).get("body", b"")
     return body, replay(body, receive)
-
-
-def _read_rpc(body: bytes) -> tuple[str | None, str | None]:
-    """Return the method of a JSON-RPC request and the session that its parameters name, None if invalid."""
-    if not any(mark in body for mark in _MARKS):
-        return None, None
-    try:
-        request = json.loads(body)
-        method, params = request.get("method"), request.get("params")
-        session = params.get("session_id") if isinstance(params, dict) else None
-    except (ValueError, AttributeError, RecursionError):
-        return None, None  # the application reports the error
-    return (method if isinstance(method, str) else None, session if isinstance(session, str) else None)

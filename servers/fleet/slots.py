@@ -11,19 +11,20 @@ import fcntl
 import logging
 import mmap
 import os
-import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from servers.metrics import create_unnamed_file
 from servers.sessions.slots import FullError, SessionSlots
 
 logger = logging.getLogger("servers")
 
-_COUNT_BYTES = 4
-_TIME_BYTES = 8
+_NUMBER_BYTES: Final = 8
+_HEAD, _HEARTBEAT, _ENDING, _WAITING, _COUNTS = range(5)
+"""Places in a worker's row, the last one of its first count."""
 
 LOCK_TIMEOUT_S: Final = 0.5
 """Seconds to wait for the lock, which is normally held for microseconds; a holder beyond that is not running."""
@@ -47,46 +48,34 @@ class SlotTable:
         columns: Number of columns.
         queue_size: Newcomers that may wait in one worker; a queue has room for one more, the one to be refused.
         wakers: A file descriptor per worker; a byte written to it wakes the worker.
+
+    Attributes:
+        rows: The numbers of each worker.
+        counts: The part of a row with its slots in use, by column.
+        arrivals: The part with its queue.
     """
 
     def __init__(
         self, fd: int, workers: int, columns: int, queue_size: int, wakers: Sequence[int] = ()
     ) -> None:
         self._fd = fd
-        self._workers = workers
-        self._columns = columns
         self._wakers = wakers
-        self._memory = mmap.mmap(fd, self.size(workers, columns, queue_size))
-        queue_size += 1
-        memory = memoryview(self._memory)
-        offset = _TIME_BYTES * workers * (queue_size + 2)
-        times = memory[:offset].cast("Q")
-        counts = memory[offset:].cast("I")
-        memory.release()
-        self._heads, self._heartbeats = times[:workers], times[workers : 2 * workers]
-        rows = [2 * workers + worker * queue_size for worker in range(workers)]
-        self._arrivals = [times[row : row + queue_size] for row in rows]
-        offset = workers * columns
-        self._counts, self._ending, self._waiting = (
-            counts[:offset],
-            counts[offset : offset + workers],
-            counts[offset + workers :],
-        )
-        self._views = [times, counts, self._heads, self._heartbeats, *self._arrivals]
-        self._views += [self._counts, self._ending, self._waiting]
+        numbers = memoryview(mmap.mmap(fd, self.size(workers, columns, queue_size))).cast("Q")
+        size = len(numbers) // workers
+        self.rows = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+        self.counts = [row[_COUNTS : _COUNTS + columns] for row in self.rows]
+        self.arrivals = [row[_COUNTS + columns :] for row in self.rows]
         self._next_wait_at = 0.0
 
     @staticmethod
     def size(workers: int, columns: int, queue_size: int) -> int:
         """Return the size of a table in bytes."""
-        return workers * ((queue_size + 3) * _TIME_BYTES + (columns + 2) * _COUNT_BYTES)
+        return workers * (_COUNTS + columns + queue_size + 1) * _NUMBER_BYTES
 
     @classmethod
     def create(cls, workers: int, columns: int, queue_size: int) -> int:
         """Return a file descriptor of a new unnamed file for a table of this size."""
-        with tempfile.TemporaryFile() as file:
-            file.write(bytes(cls.size(workers, columns, queue_size)))  # no access needs disk space later
-            return os.dup(file.fileno())
+        return create_unnamed_file(cls.size(workers, columns, queue_size))
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
@@ -117,90 +106,47 @@ class SlotTable:
                 return False
             time.sleep(POLL_INTERVAL_S)
 
-    def count_worker(self, worker: int) -> int:
-        """Return the slots in use in one worker."""
-        start = worker * self._columns
-        return sum(self._counts[start : start + self._columns])
-
-    def count_owner(self, column: int) -> int:
-        """Return the slots in use by one caller."""
-        return sum(self._counts[column :: self._columns])
-
     def count_total(self) -> int:
         """Return all slots in use."""
-        return sum(self._counts)
+        return sum(map(sum, self.counts))
 
     def add(self, worker: int, column: int, change: int) -> None:
         """Add `change` to one count."""
-        self._counts[worker * self._columns + column] += change
-
-    def count_ending(self) -> int:
-        """Return the number of sessions about to return their slots."""
-        return sum(self._ending)
-
-    def add_ending(self, worker: int, change: int) -> None:
-        """Add `change` to a worker's ending sessions."""
-        self._ending[worker] += change
+        self.counts[worker][column] += change
 
     def count_waiting(self) -> int:
         """Return the number of waiting newcomers."""
-        return sum(self._waiting)
-
-    def enqueue(self, worker: int, arrival: int) -> None:
-        """Append a newcomer to its worker's queue, of which it is the latest; ignored if the queue is full."""
-        with self.hold_lock():
-            size = self._waiting[worker]
-            if size < len(self._arrivals[worker]):
-                self._arrivals[worker][size] = arrival
-                self._waiting[worker] = size + 1
+        return sum(row[_WAITING] for row in self.rows)
 
     def dequeue(self, worker: int, arrival: int) -> None:
         """Remove a newcomer from its worker's queue, if it is there."""
-        row, size = self._arrivals[worker], self._waiting[worker]
-        index = bisect_left(row, arrival, 0, size)
-        if index < size and row[index] == arrival:
-            row[index : size - 1] = row[index + 1 : size]
-            self._waiting[worker] = size - 1
-
-    def count_earlier(self, arrival: int) -> int:
-        """Return the number of waiting newcomers that arrived earlier."""
-        return sum(bisect_left(row, arrival, 0, self._waiting[n]) for n, row in enumerate(self._arrivals))
-
-    def set_head(self, worker: int, arrival: int) -> bool:
-        """Set the arrival of a worker's next newcomer, 0 for none, and its heartbeat; return whether it changed."""
-        changed = self._heads[worker] != arrival
-        self._heads[worker], self._heartbeats[worker] = arrival, time.monotonic_ns()
-        return changed
+        arrivals, size = self.arrivals[worker], self.rows[worker][_WAITING]
+        index = bisect_left(arrivals, arrival, 0, size)
+        if index < size and arrivals[index] == arrival:
+            arrivals[index : size - 1] = arrivals[index + 1 : size]
+            self.rows[worker][_WAITING] = size - 1
 
     def has_earlier(self, worker: int, arrival: int) -> bool:
         """Return whether the next newcomer of another live worker arrived earlier."""
         oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
         return any(
-            0 < head < arrival and heartbeat > oldest and other != worker
-            for other, (head, heartbeat) in enumerate(zip(self._heads, self._heartbeats, strict=True))
+            0 < row[_HEAD] < arrival and row[_HEARTBEAT] > oldest and other != worker
+            for other, row in enumerate(self.rows)
         )
 
     def wake_others(self, worker: int | None = None) -> None:
         """Wake the other workers that have waiting newcomers."""
         for other, waker in enumerate(self._wakers):
-            if other != worker and self._waiting[other]:
+            if other != worker and self.rows[other][_WAITING]:
                 with suppress(BlockingIOError):  # the pipe is full: enough to wake it
                     os.write(waker, b"\0")
 
     def clear(self, worker: int) -> None:
         """Return the slots of a dead worker."""
         with self.hold_lock():
-            for column in range(self._columns):
-                self._counts[worker * self._columns + column] = 0
-            self._ending[worker] = self._waiting[worker] = self._heads[worker] = 0
+            for place in range(_COUNTS + len(self.counts[worker])):
+                self.rows[worker][place] = 0
         self.wake_others()
-
-    def close(self) -> None:
-        """Release the memory and close the file."""
-        for view in reversed(self._views):
-            view.release()
-        self._memory.close()
-        os.close(self._fd)
 
 
 class SharedSlots(SessionSlots):
@@ -209,7 +155,6 @@ class SharedSlots(SessionSlots):
     Args:
         table: The counts of all workers.
         worker: This worker's index.
-        workers: Number of workers.
         owners: The names of all callers, in the same order in every worker.
         total: The cap over all workers.
         local: The cap per worker: `total`, or 1 if a process can hold only one environment.
@@ -222,20 +167,17 @@ class SharedSlots(SessionSlots):
         table: SlotTable,
         *,
         worker: int,
-        workers: int,
         owners: Sequence[str],
         total: int,
         local: int,
         per_owner: int | None,
         waker: int = -1,
     ) -> None:
+        super().__init__(total, per_owner, local)
         self._table = table
         self._worker = worker
-        self._workers = workers
+        self._row = table.rows[worker]
         self._columns = {owner: column for column, owner in enumerate(owners)}
-        self._total = total
-        self._local = local
-        self._per_owner = per_owner
         self._waker = waker
         self._on_release: Callable[[], None] = lambda: None
         self._local_waiting = 0  # newcomers waiting in this worker
@@ -247,19 +189,18 @@ class SharedSlots(SessionSlots):
         return self._table.count_total()
 
     @property
-    def cap(self) -> int:
-        """The maximum number of slots in use in this worker."""
-        return min(self._total, self._local)
-
-    @property
-    def total(self) -> int:
-        """The maximum number of slots in use over all workers."""
-        return self._total
-
-    @property
     def by_worker(self) -> list[int]:
         """Slots in use in each worker."""
-        return [self._table.count_worker(worker) for worker in range(self._workers)]
+        return list(map(sum, self._table.counts))
+
+    @property
+    def local_active(self) -> int:
+        """Slots in use in this worker."""
+        return sum(self._table.counts[self._worker])
+
+    def count_owner(self, owner: str) -> int:
+        """Return the slots that a caller has in all workers."""
+        return sum(counts[self._columns[owner]] for counts in self._table.counts)
 
     def acquire(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
         """Take slots for a caller, all or none, in order of arrival over all workers; FullError if too few are free."""
@@ -267,7 +208,7 @@ class SharedSlots(SessionSlots):
         with table.hold_lock():
             shortage = self.find_shortage(owner, count)
             if shortage is None and arrival is not None and table.has_earlier(self._worker, arrival):
-                shortage = FullError("session", table.count_total(), self._total, count)
+                shortage = FullError("session", table.count_total(), self.total, count)
             if shortage is None:
                 if arrival is not None:  # first, lest other workers count the newcomer twice
                     table.dequeue(self._worker, arrival)
@@ -284,11 +225,11 @@ class SharedSlots(SessionSlots):
     @property
     def ending(self) -> int:
         """Sessions about to return their slots, over all workers."""
-        return self._table.count_ending()
+        return sum(row[_ENDING] for row in self._table.rows)
 
     def add_ending(self, change: int) -> None:
         """Add `change` to this worker's ending sessions."""
-        self._table.add_ending(self._worker, change)
+        self._row[_ENDING] += change
 
     @property
     def waiting(self) -> int:
@@ -300,8 +241,13 @@ class SharedSlots(SessionSlots):
         self._on_release = on_release
 
     def enqueue(self, arrival: int) -> None:
-        """Add a newcomer to this worker's queue."""
-        self._table.enqueue(self._worker, arrival)
+        """Add a newcomer, the latest one, to this worker's queue, unless that is full."""
+        arrivals = self._table.arrivals[self._worker]
+        with self._table.hold_lock():
+            size = self._row[_WAITING]
+            if size < len(arrivals):
+                arrivals[size] = arrival
+                self._row[_WAITING] = size + 1
         self._local_waiting += 1
         if self._local_waiting == 1:
             loop = asyncio.get_running_loop()
@@ -322,11 +268,14 @@ class SharedSlots(SessionSlots):
 
     def place_of(self, arrival: int) -> int:
         """Return a newcomer's place in the order of arrival over all workers, from 1."""
-        return self._table.count_earlier(arrival) + 1
+        queues = zip(self._table.arrivals, self._table.rows, strict=True)
+        return sum(bisect_left(queue, arrival, 0, row[_WAITING]) for queue, row in queues) + 1
 
     def set_head(self, arrival: int | None) -> None:
         """Set this worker's next newcomer; if it changes, wake the other workers, one of which may now be first."""
-        if self._table.set_head(self._worker, arrival or 0) and self._table.count_total() < self._total:
+        head, self._row[_HEAD] = self._row[_HEAD], arrival or 0
+        self._row[_HEARTBEAT] = time.monotonic_ns()
+        if head != self._row[_HEAD] and self.active < self.total:
             self._table.wake_others(self._worker)
 
     def _on_wake(self) -> None:
@@ -340,19 +289,7 @@ class SharedSlots(SessionSlots):
 
     def find_free_worker(self) -> int | None:
         """Return another worker with room if this one has none; otherwise None."""
-        if self._local >= self._total or self._table.count_worker(self._worker) < self._local:
+        if self.cap >= self.total or self.local_active < self.cap:
             return None
-        rows = [(self._table.count_worker(worker), worker) for worker in range(self._workers)]
-        used, worker = min(rows)
-        return worker if used < self._local else None
-
-    def find_shortage(self, owner: str, count: int) -> FullError | None:
-        """Return why a caller cannot take `count` slots now; None if it can."""
-        table, column = self._table, self._columns[owner]
-        if self._per_owner is not None and (used := table.count_owner(column)) + count > self._per_owner:
-            return FullError("session of this token", used, self._per_owner, count, is_own_limit=True)
-        if self._local < self._total and (used := table.count_worker(self._worker)) + count > self._local:
-            return FullError("session in this worker process", used, self._local, count, is_own_limit=True)
-        if (used := table.count_total()) + count > self._total:
-            return FullError("session", used, self._total, count)
-        return None
+        used, worker = min((used, worker) for worker, used in enumerate(self.by_worker))
+        return worker if used < self.cap else None

@@ -16,6 +16,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.packages import module_command
 from servers.fleet.slots import SlotTable
 from servers.fleet.worker import FAILED, READY, WorkerPlan
+from servers.listening import stop_signals
 from servers.metrics import SharedCounts
 
 logger = logging.getLogger("servers")
@@ -82,9 +83,8 @@ class Supervisor:
         """
         plan = self._plan
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                loop.add_signal_handler(number, self._on_signal, number)
+        for number in stop_signals():
+            loop.add_signal_handler(number, self._on_signal, number)
         folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: other users cannot reach the private sockets
         queue_size = plan.settings.max_waiting
         slots = SlotTable.create(plan.workers, self._columns, queue_size)
@@ -122,8 +122,7 @@ class Supervisor:
             if errors:
                 raise errors[0]
         finally:
-            table.close()
-            for end in (counts, *(end for pipe in pipes for end in pipe)):
+            for end in (slots, counts, *(end for pipe in pipes for end in pipe)):
                 os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status

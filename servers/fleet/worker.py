@@ -179,7 +179,6 @@ def _assemble(plan: WorkerPlan) -> "Assembled":
         slots = SharedSlots(
             SlotTable(plan.slots, workers, len(owners), settings.max_waiting, plan.wakers),
             worker=plan.index,
-            workers=workers,
             owners=owners,
             total=total,
             local=1 if alone else total,

@@ -226,7 +226,10 @@ class CallContext(ToolContext):
         self._level = _min_log_level(ctx, origin)
         self._cancelled = False
         self._task: asyncio.Future[Any] | None = None
-        self._rounds = _rounds_of(ctx)
+        self._rounds: _AnswerRounds | None = None
+        if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            params = ctx.params or {}
+            self._rounds = _AnswerRounds(params.get("requestState"), params.get("inputResponses"))
         self.lacking: dict[str, dict[str, Any]] = {}
 
     @property
@@ -352,10 +355,3 @@ def _min_log_level(ctx: ServerRequestContext[Any, Any], origin: RequestOrigin) -
         level = (ctx.meta or {}).get(types.LOG_LEVEL_META_KEY)
         return LEVELS.index(level) if level in LEVELS else None
     return LEVELS.index("debug" if origin.peer is None else origin.peer.level)
-
-
-def _rounds_of(ctx: ServerRequestContext[Any, Any]) -> _AnswerRounds | None:
-    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-        return None
-    params = ctx.params or {}
-    return _AnswerRounds(params.get("requestState"), params.get("inputResponses"))

@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 from mcp.server.runner import serve_loop
@@ -188,17 +188,11 @@ class McpEngine:
                 session = self._find_session(owner, request.in_path)
             elif self._has_single_session and request.method != DISCOVER:
                 session = await self._find_or_open_single_session(owner)
-        if session is None:
-            origin = RequestOrigin(owner, named=request.in_path is not None or self._has_single_session)
-            await self._stateless.handle_request(
-                _with_origin(exchange, origin), exchange.replay_body, exchange.send
-            )
-            return
-        with _hold_session(session):
-            origin = RequestOrigin(owner, session, self._hub(session))
-            await self._stateless.handle_request(
-                _with_origin(exchange, origin), exchange.replay_body, exchange.send
-            )
+        is_named = request.in_path is not None or self._has_single_session
+        hub = None if session is None else self._hub(session)
+        scope = _with_origin(exchange, RequestOrigin(owner, session, hub, named=is_named))
+        with nullcontext() if session is None else _hold_session(session):
+            await self._stateless.handle_request(scope, exchange.replay_body, exchange.send)
 
     async def _initialize(self, exchange: Exchange) -> None:
         lookup = self._find_or_open_session(exchange.owner, exchange.request.in_path)

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
@@ -18,7 +17,6 @@ from servers.routes.http import json_answer, make_route, retry_headers
 from servers.routes.jsonrpc import JsonRpc
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings
-from servers.threads import ThreadPool
 from servers.tooling import Tooling
 
 if TYPE_CHECKING:
@@ -42,6 +40,7 @@ class McpEntry:
         self._metrics = sessions.metrics
         self._rpc = rpc
         self._loading: asyncio.Task[McpEngine] | None = None
+        self._loaded: McpEngine | None = None
 
     def routes(self) -> list[Route]:
         """Return the routes of /mcp and of the sessions below it."""
@@ -52,10 +51,11 @@ class McpEntry:
         """Serve one request."""
         if not is_mcp(scope):
             raise HTTPException(404)
-        if self._metrics.enabled:
-            receive, send = self._metrics.wrap_http(receive, send)
         # `servers.security` has already read the whole body.
         body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
+        if self._metrics.enabled:
+            self._metrics.count_received(body)
+            send = self._metrics.counting(send)
         request = parse_request(scope, body)
         exchange = Exchange(request, scope, body, receive, send)
         if not request.standard:
@@ -73,13 +73,14 @@ class McpEntry:
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
-        if (engine := _result_of(self._loading)) is not None:
-            await engine.drain(deadline)
+        if self._loaded is not None:
+            await self._loaded.drain(deadline)
 
     async def stop(self) -> None:
         """Stop the engine; a later request starts it again."""
-        loading, self._loading = self._loading, None
-        if (engine := _result_of(loading)) is not None:
+        loading, engine = self._loading, self._loaded
+        self._loading = self._loaded = None
+        if engine is not None:
             await engine.stop()
         elif loading is not None:
             loading.cancel()
@@ -100,21 +101,9 @@ class McpEntry:
 
     async def _load(self) -> "McpEngine":
         # In a thread: the import takes a second, and the event loop must serve other requests meanwhile.
-        pool = ThreadPool(1, "import of the MCP SDK")
-        try:
-            async with asyncio.timeout(_IMPORT_TIMEOUT_S):
-                load = partial(importlib.import_module, "servers.mcp.engine")
-                succeeded, value = await pool.run(load)
-        finally:
-            pool.close()
-        if not succeeded:
-            raise value
-        engine: McpEngine = value.McpEngine(*self._engine_args)
+        async with asyncio.timeout(_IMPORT_TIMEOUT_S):
+            module = await asyncio.to_thread(importlib.import_module, "servers.mcp.engine")
+        engine: McpEngine = module.McpEngine(*self._engine_args)
         await engine.start()
+        self._loaded = engine
         return engine
-
-
-def _result_of(loading: "asyncio.Task[McpEngine] | None") -> "McpEngine | None":
-    if loading is None or not loading.done() or loading.cancelled() or loading.exception() is not None:
-        return None
-    return loading.result()

@@ -1,7 +1,6 @@
 """A request to /mcp: its dialect and its session, and its refusal."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -74,15 +73,17 @@ def parse_request(scope: Scope, body: bytes) -> McpRequest:
     in_path = _find_session_id(path_of(scope))
     is_marked = streams or any(named is not None for named in (in_path, connection, version))
     # The released dialect's route parses its own body; it need not be parsed here too.
-    method, request_id = _read_rpc(body) if is_marked or INITIALIZE.encode() in body else (None, None)
+    rpc = read_rpc(body) if is_marked or INITIALIZE.encode() in body else {}
+    method, request_id = rpc.get("method"), rpc.get("id")
+    has_id = isinstance(request_id, int | str) and not isinstance(request_id, bool)
     return McpRequest(
         http=scope["method"],
         connection=connection,
         version=version,
         last_event=headers.get("last-event-id"),
         in_path=in_path,
-        method=method,
-        request_id=request_id,
+        method=method if isinstance(method, str) else None,
+        request_id=request_id if has_id else None,
         standard=is_marked or method == INITIALIZE,
     )
 
@@ -92,17 +93,13 @@ def _find_session_id(path: str) -> str | None:
     return remainder if remainder != path and SESSION_ID.fullmatch(remainder) is not None else None
 
 
-def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
-    """Return the method and id of a JSON-RPC request, None if invalid; its handler reports the error."""
+def read_rpc(body: bytes) -> dict[str, Any]:
+    """Return a JSON-RPC request, not validated; {} if it is no object, which its handler reports."""
     try:
-        request: Any = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError):
-        return None, None
-    if not isinstance(request, Mapping):
-        return None, None
-    method, request_id = request.get("method"), request.get("id")
-    known = isinstance(request_id, int | str) and not isinstance(request_id, bool)
-    return method if isinstance(method, str) else None, request_id if known else None
+        return {}
+    return request if isinstance(request, dict) else {}
 
 
 class McpRequestRefusedError(PicklableError):

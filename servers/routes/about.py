@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,49 +13,41 @@ from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from servers.execution import FATAL, name_of
-from servers.routes.description import answer, describe_own
+from servers.routes.description import answer, describe_own, record
 from servers.routes.http import answer_request
 from servers.security import owner_of
 from servers.sessions import MethodRequest, SessionTable
 
 logger = logging.getLogger("servers")
 
+EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
-_HEALTH: Final = {
-    "type": "object",
-    "properties": {"status": {"enum": ["healthy", "unhealthy"]}},
-    "required": ["status"],
-}
+_HEALTH: Final = record({"status": {"enum": ["healthy", "unhealthy"]}})
 
-
-_CAPACITY: Final = {
-    "type": "object",
-    "properties": {
+_ESTIMATE: Final = "Seconds that a new client would wait; null if no session has ended yet."
+_CAPACITY: Final = record(
+    {
         "slots": {"type": "integer", "description": "Sessions that may be open at once."},
         "in_use": {"type": "integer", "description": "Slots taken."},
         "waiting": {"type": "integer", "description": "Clients in the queue."},
-        "estimate_s": {
-            "type": ["number", "null"],
-            "description": "Seconds that a new client would wait; null if no session has ended yet.",
-        },
-    },
-    "required": ["slots", "in_use", "waiting", "estimate_s"],
-}
+        "estimate_s": {"type": ["number", "null"], "description": _ESTIMATE},
+    }
+)
 
 
 def about_router(
     sessions: SessionTable, schemas: dict[str, dict[str, Any]], metadata: "MetadataSource"
 ) -> APIRouter:
     """Return the routes about the server; `schemas` are those of the environment's models, as /schema returns them."""
-    # Without response models: FastAPI takes longer to build these than all routes.
     router = APIRouter()
-    schemas_schema = {"type": "object", "properties": {name: {"type": "object"} for name in schemas}}
 
-    @router.get(
-        "/health",
-        response_model=None,
-        responses={200: answer("It accepts sessions.", _HEALTH), 503: answer("It accepts none.", _HEALTH)},
-    )
+    def get(path: str, text: str, schema: dict[str, Any], **more: Any) -> Callable[[EndpointT], EndpointT]:
+        # Without response models: FastAPI takes longer to build these than all routes.
+        responses: dict[int | str, Any] = {200: answer(text, schema)}
+        responses.update(more)
+        return router.get(path, response_model=None, responses=responses)
+
+    @get("/health", "It accepts sessions.", _HEALTH, **{"503": answer("It accepts none.", _HEALTH)})
     async def health(response: Response) -> dict[str, str]:
         """Return whether the server has threads for new sessions: not if abandoned calls occupy too many."""
         if sessions.deterministic:
@@ -65,29 +57,17 @@ def about_router(
         response.status_code = 503
         return {"status": "unhealthy"}
 
-    @router.get(
-        "/capacity",
-        response_model=None,
-        responses={200: answer("The numbers, over all worker processes.", _CAPACITY)},
-    )
+    @get("/capacity", "The numbers, over all worker processes.", _CAPACITY)
     async def capacity() -> dict[str, Any]:
         """Return the number of sessions allowed, open and waited for."""
         return sessions.queue.capacity()
 
-    @router.get(
-        "/metadata",
-        response_model=None,
-        responses={200: answer("Its name and description.", describe_own(EnvironmentMetadata))},
-    )
+    @get("/metadata", "Its name and description.", describe_own(EnvironmentMetadata))
     async def get_metadata(request: Request) -> EnvironmentMetadata:
         """Return the environment's metadata."""
         return await metadata.ask(owner_of(request.scope))
 
-    @router.get(
-        "/schema",
-        response_model=None,
-        responses={200: answer("The schemas.", {**schemas_schema, "required": list(schemas)})},
-    )
+    @get("/schema", "The schemas.", record({name: {"type": "object"} for name in schemas}))
     async def schema() -> dict[str, Any]:
         """Return the JSON schemas of the action, the state, and the observations of steps and of resets."""
         return schemas

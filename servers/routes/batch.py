@@ -5,12 +5,11 @@ from typing import Any, Final
 
 from openenv_core.protocol import batch as wire
 from openenv_core.protocol.batch import Array, BatchRequest, ObservationEncoder
-from openenv_core.protocol.errors import EXECUTION_ERROR, VALIDATION_ERROR, RefusalError
+from openenv_core.protocol.errors import VALIDATION_ERROR, RefusalError
 from openenv_core.protocol.frames import RequestDecoder, encode_model, given_options
 from openenv_core.protocol.jsonio import dumps
 from servers.metrics import ServerMetrics
-from servers.routes.http import report_error
-from servers.sessions import FullError
+from servers.routes.http import refusal_data, refusal_of
 from servers.sessions.batch import Member, MemberCall
 
 MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
@@ -103,7 +102,7 @@ class BatchDialect:
         errors: dict[int, dict[str, Any]] = {}
         if len(succeeded) < len(finished):
             errors = {
-                call.member.number: error_data(call.outcome)
+                call.member.number: refusal_data(refusal_of(call.outcome))
                 for call in finished
                 if isinstance(call.outcome, BaseException)
             }
@@ -143,11 +142,3 @@ class BatchDialect:
 def _check_length(name: str, values: Sequence[Any], members: Sequence[Member]) -> None:
     if len(values) != len(members):
         raise RefusalError(VALIDATION_ERROR, f"expected {name} for {len(members)} members, got {len(values)}")
-
-
-def error_data(error: BaseException) -> dict[str, Any]:
-    """Return the data of an error frame; log an error that is not a refusal."""
-    if isinstance(error, RefusalError):
-        queue = error.queue if isinstance(error, FullError) else {}
-        return {"message": error.message, "code": error.code, **error.extra, **queue}
-    return {"message": report_error(error), "code": EXECUTION_ERROR}

@@ -2,18 +2,18 @@
 
 import functools
 import inspect
-from copy import deepcopy
 from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from openenv_core.protocol.frames import ResetOptions
+from openenv_core.protocol.frames import ResetOptions, StepOptions
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
+from openenv_core.protocol.jsonrpc import RpcRequest
 
 _TOOL_ACTION: Final = "CallToolAction"
 _SCHEMAS_PREFIX: Final = "#/components/schemas/"
-_ANY: dict[str, Any] = {}
+_ANY: Final[dict[str, Any]] = {}
 
 _GUARD_STATUSES: Final = {
     "401": "The token is missing or wrong.",
@@ -47,11 +47,9 @@ def describe(model: Any, prefix: str = "#/$defs/") -> dict[str, Any]:
 
 def describe_each(models: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each model, under its key; a model that has several keys is described once."""
-    by_model: dict[int, dict[str, Any]] = {}
-    for model in models.values():
-        if id(model) not in by_model:
-            by_model[id(model)] = describe(model)
-    return {name: by_model[id(model)] for name, model in models.items()}
+    distinct = {id(model): model for model in models.values()}
+    described = {key: describe(model) for key, model in distinct.items()}
+    return {name: described[id(model)] for name, model in models.items()}
 
 
 @functools.cache
@@ -117,7 +115,7 @@ def describe_api(document: dict[str, Any], models: dict[str, Any], *, production
         schemas.update(schema.pop("$defs", {}))
         schemas[f"Served{name}"] = schema
     schemas["ServedProblem"] = _PROBLEM
-    undescribed_paths = deepcopy(_RPC if production else _STEPS | _RPC)
+    undescribed_paths = _rpc_route() if production else _step_routes() | _rpc_route()
     document["paths"] = undescribed_paths | document["paths"]
     for path in document["paths"].values():
         for method, operation in path.items():
@@ -150,140 +148,81 @@ def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"{_SCHEMAS_PREFIX}Served{name}"}
 
 
-_PROBLEM: dict[str, Any] = {"type": "object", "properties": {"detail": _ANY}, "required": ["detail"]}
+def record(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    """Return the schema of an object with these properties."""
+    return {"type": "object", "properties": required | optional, "required": list(required)}
 
-_ENVELOPE: dict[str, Any] = {
-    "type": "object",
-    "properties": {
+
+def parameter(place: str, name: str, text: str, **more: Any) -> dict[str, Any]:
+    """Return the description of a parameter in the `place` of a request, such as its path; a text by default."""
+    return {"name": name, "in": place, "description": text, "schema": {"type": "string"}, **more}
+
+
+_PROBLEM: Final = record({"detail": _ANY})
+
+_ENVELOPE: Final = record(
+    {
         "observation": {"type": "object"},
         "reward": {"type": ["number", "null"]},
         "done": {"type": "boolean"},
         "metadata": {"type": ["object", "null"]},
-    },
-    "required": ["observation", "reward", "done", "metadata"],
-}
-
-_STEP_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "object",
-            "properties": {
-                "action": _ref("Action"),
-                "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
-                "request_id": {"type": ["string", "null"], "maxLength": 255},
-            },
-            "required": ["action"],
-        },
-        {
-            "allOf": [_ref("Action"), {"type": "object", "minProperties": 1}],
-            "not": {"required": ["action"]},
-        },
-    ]
-}
-
-_RPC_ID: dict[str, Any] = {"type": ["string", "integer", "null"]}
-
-_RPC_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "jsonrpc": {"const": "2.0"},
-        "id": _RPC_ID,
-        "method": {"type": "string"},
-        "params": {"type": "object"},
-    },
-    "required": ["jsonrpc", "method"],
-    "additionalProperties": False,
-}
-
-_RPC_ANSWER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "jsonrpc": {"const": "2.0"},
-        "id": _RPC_ID,
-        "result": {"type": "object"},
-        "error": {
-            "type": "object",
-            "properties": {"code": {"type": "integer"}, "message": {"type": "string"}, "data": _ANY},
-            "required": ["code", "message", "data"],
-        },
-    },
-    "required": ["jsonrpc", "id"],
-}
-
-_PARAMETERS: list[dict[str, Any]] = [
-    {
-        "name": name,
-        "in": location,
-        "required": False,
-        "description": text,
-        "schema": {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"},
     }
-    for name, location, text in (
-        (
-            SESSION_HEADER,
-            "header",
-            "The session to call; without it, each call gets an environment of its own.",
-        ),
-        (SESSION_COOKIE, "cookie", "The same; the header takes precedence."),
-    )
+)
+
+_RPC_ANSWER: Final = record(
+    {"jsonrpc": {"const": "2.0"}, "id": {"type": ["string", "integer", "null"]}},
+    result={"type": "object"},
+    error=record({"code": {"type": "integer"}, "message": {"type": "string"}, "data": _ANY}),
+)
+
+_SESSION_ID: Final = {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"}
+_NO_SESSION: Final = "The session to call; without it, each call gets an environment of its own."
+_PARAMETERS: Final = [
+    parameter("header", SESSION_HEADER, _NO_SESSION, schema=_SESSION_ID),
+    parameter("cookie", SESSION_COOKIE, "The same; the header takes precedence.", schema=_SESSION_ID),
 ]
 """The parameters of routes that accept a session id."""
 
-_SESSION_STATUSES: dict[str, dict[str, Any]] = {
+_SESSION_STATUSES: Final = {
     "422": problem("The request does not validate."),
     "429": problem("Too many calls are waiting for the session."),
     "500": problem("The environment, or its constructor, raised an exception."),
     "503": problem("No slot is free."),
     "504": problem("The call exceeded its deadline, and the session was ended."),
 }
-_UNKNOWN_SESSION: dict[str, dict[str, Any]] = {"404": problem("There is no such session.")}
-_OBSERVED: dict[str, dict[str, Any]] = {
-    "200": answer("The observation, reward, done and metadata.", _ENVELOPE)
-}
-_STATE: dict[str, dict[str, Any]] = {"200": answer("The state of the episode.", _ref("State"))}
+_UNKNOWN_SESSION: Final = {"404": problem("There is no such session.")}
+_OBSERVED: Final = {"200": answer("The observation, reward, done and metadata.", _ENVELOPE)}
+_STATE: Final = {"200": answer("The state of the episode.", _ref("State"))}
 
 
 def _operation(name: str, text: str, responses: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"summary": name.title(), "description": text, "operationId": name, **more, "responses": responses}
 
 
-_STEPS: dict[str, Any] = {
-    "/reset": {
-        "post": _operation(
-            "reset",
-            "Start an episode and return its first observation; a named session that does not exist is opened.",
-            _SESSION_STATUSES | _OBSERVED,
-            parameters=_PARAMETERS,
-            **body(_ref("ResetOptions"), required=False),
-        )
-    },
-    "/step": {
-        "post": _operation(
-            "step",
-            "Apply an action and return the observation.",
-            _SESSION_STATUSES | _UNKNOWN_SESSION | _OBSERVED,
-            parameters=_PARAMETERS,
-            **body(_STEP_SCHEMA, required=True),
-        )
-    },
-    "/state": {
-        "get": _operation(
-            "state",
-            "Return the state of the episode.",
-            _SESSION_STATUSES | _UNKNOWN_SESSION | _STATE,
-            parameters=_PARAMETERS,
-        )
-    },
-}
+def _step_routes() -> dict[str, Any]:
+    """Return the descriptions of /reset, /step and /state, plain Starlette routes."""
+    step = describe(StepOptions)
+    step["properties"]["action"] = _ref("Action")
+    bare_action: dict[str, Any] = {"allOf": [_ref("Action"), {"type": "object", "minProperties": 1}]}
+    bare_action["not"] = {"required": ["action"]}
+    text = "Start an episode and return its first observation; a named session that does not exist is opened."
+    reset = _operation(
+        "reset", text, _SESSION_STATUSES | _OBSERVED, **body(_ref("ResetOptions"), required=False)
+    )
+    responses = _SESSION_STATUSES | _UNKNOWN_SESSION
+    apply = _operation(
+        "step",
+        "Apply an action and return the observation.",
+        responses | _OBSERVED,
+        **body({"anyOf": [step, bare_action]}, required=True),
+    )
+    state = _operation("state", "Return the state of the episode.", responses | _STATE)
+    for operation in (reset, apply, state):
+        operation["parameters"] = _PARAMETERS
+    return {"/reset": {"post": reset}, "/step": {"post": apply}, "/state": {"get": state}}
 
-_RPC: dict[str, Any] = {
-    "/mcp": {
-        "post": _operation(
-            "mcp",
-            "Answer one JSON-RPC request; errors are in the body, the status is 200. Standard MCP is served here too.",
-            {"200": answer("The response.", _RPC_ANSWER)},
-            **body(_RPC_SCHEMA, required=True),
-        )
-    }
-}
-"""The plain Starlette routes besides those of `_STEPS`."""
+
+def _rpc_route() -> dict[str, Any]:
+    text = "Answer one JSON-RPC request; errors are in the body, the status is 200. Standard MCP is served here too."
+    responses = {"200": answer("The response.", _RPC_ANSWER)}
+    return {"/mcp": {"post": _operation("mcp", text, responses, **body(describe(RpcRequest), required=True))}}

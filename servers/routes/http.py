@@ -144,15 +144,25 @@ def retry_headers(status: int, after_s: float | None = None) -> dict[str, str]:
     return {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
 
+def refusal_of(error: BaseException) -> RefusalError:
+    """Return a refusal itself; for what the environment raised, which is logged, the one that reports it."""
+    return error if isinstance(error, RefusalError) else RefusalError(EXECUTION_ERROR, report_error(error))
+
+
+def refusal_data(refusal: RefusalError) -> dict[str, Any]:
+    """Return the fields of a refusal over plain HTTP and in our own dialect."""
+    queue = refusal.queue if isinstance(refusal, FullError) else {}
+    return {"message": refusal.message, "code": refusal.code, **refusal.extra, **queue}
+
+
 def refusal_response(refusal: RefusalError, metrics: ServerMetrics) -> Response:
     """Return the response to a refused request, and count the error."""
     metrics.count_error(refusal.code)
     status = status_of(refusal)
     if status == 422:
         return json_answer(dumps({"detail": refusal.extra["errors"]}), status)
-    queue = refusal.queue if isinstance(refusal, FullError) else {}
-    body = dumps({"detail": {"message": refusal.message, "code": refusal.code, **refusal.extra, **queue}})
-    return json_answer(body, status, retry_headers(status, queue.get("retry_after_s")))
+    data = refusal_data(refusal)
+    return json_answer(dumps({"detail": data}), status, retry_headers(status, data.get("retry_after_s")))
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -257,31 +267,13 @@ def _is_encrypted(request: Request) -> bool:
 class _AnsweredCall(RequestCall, ResultCall):
     """A request whose caller awaits the reply, `result`."""
 
-    __slots__ = ("_encode", "result")
+    __slots__ = ("encode", "encode_state", "result")
 
-    def __init__(
-        self,
-        session: EnvironmentSession,
-        request: Any,
-        encode: Callable[[Any], Any],
-        kind: int | None,
-        received_at: float,
-        options: Options,
-        traceparent: str | None,
-    ) -> None:
+    def __init__(self, encode: Callable[[Any], Any], received_at: float) -> None:
         self.received_at = received_at
         self.request_id = None
-        self.bind(session, request, options, traceparent)
-        if kind is not None:
-            self.counts = session.metrics.counts.calls[kind]
-        self._encode = encode
+        self.encode = self.encode_state = lambda value, _: encode(value)
         self.result = asyncio.get_running_loop().create_future()
-
-    def encode(self, observation: Any, _: int | None, /) -> Any:
-        """Return the reply."""
-        return self._encode(observation)
-
-    encode_state = encode
 
     def reply(self, reply: Any, /) -> None:
         """Set the result."""
@@ -319,7 +311,10 @@ async def answer_request(
         RefusalError: As `EnvironmentSession.submit`.
         Exception: Whatever the environment or `encode` raised.
     """
-    call = _AnsweredCall(session, request, encode, kind, received_at, options, traceparent)
+    call = _AnsweredCall(encode, received_at)
+    call.bind(session, request, options, traceparent)
+    if kind is not None:
+        call.counts = session.metrics.counts.calls[kind]
     return await session.perform(call)
 
 

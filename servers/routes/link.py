@@ -33,18 +33,17 @@ from openenv_core.protocol.frames import (
     RequestDecoder,
     RequestHead,
     encode_error,
-    encode_observation,
-    encode_state,
 )
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep
 from servers.metrics import size_of
-from servers.routes.batch import BatchDialect, error_data
+from servers.routes.batch import BatchDialect
 from servers.routes.connection import Message, Receive, Send
-from servers.routes.http import report_error
-from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameDialect
+from servers.routes.http import refusal_data, refusal_of
+from servers.routes.jsonrpc import JsonRpc
+from servers.routes.websocket import NORMAL_CLOSURE, Conversation, Sockets, answer_mcp
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, SessionBusyError, SessionTable, UnknownSessionError
+from servers.sessions import EnvironmentSession, SessionBusyError, UnknownSessionError
 from servers.sessions.batch import BatchRound, Member, MemberCall, SessionBatch
 from servers.sessions.session import EnvironmentCall, RequestCall
 from servers.threads import Outcome
@@ -154,9 +153,6 @@ class LinkRequest(RequestCall):
     answering: asyncio.Task[Any] | None = field(default=None, init=False)
     timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
-    encode = staticmethod(encode_observation)
-    encode_state = staticmethod(encode_state)
-
     def reply(self, reply: str | None = None) -> None:
         """Send the reply, if there is one left to send, and leave the running requests."""
         link = self.link
@@ -178,10 +174,8 @@ class LinkRequest(RequestCall):
             return
         if isinstance(error, UnknownSessionError) and isinstance(head, NumberedFrame):
             error = UnknownSessionError(f"member {head.member}, which has ended")
-        elif not isinstance(error, RefusalError):
-            error = RefusalError(EXECUTION_ERROR, report_error(error))
         if self in link.running:
-            self.reply(link.links.encode_refusal(error, head.id, self.parsed is not None))
+            self.reply(link.links.encode_refusal(refusal_of(error), head.id, self.parsed is not None))
 
 
 class _LinkClose(LinkRequest):
@@ -279,7 +273,7 @@ class Link:
         self._end()
 
     def _end(self) -> None:
-        self.links.remove(self)  # from now on it cannot be resumed
+        self.links.registered.pop(self.id, None)  # from now on it cannot be resumed
         keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
@@ -287,7 +281,7 @@ class Link:
         if self.closed:
             return
         self.closed = True
-        self.links.remove(self)
+        self.links.registered.pop(self.id, None)
         if self._timer is not None:
             self._timer.cancel()
         tasks = []
@@ -335,9 +329,7 @@ class Link:
             except FATAL as error:  # the author's validators may raise anything
                 request_id, single = wire.read_request_id(frame)
                 self.last_id = max(self.last_id, -1 if request_id is None else request_id)
-                if not isinstance(error, RefusalError):
-                    raise RefusalError(EXECUTION_ERROR, report_error(error)) from None
-                raise
+                raise refusal_of(error) from None
             if head.id <= self.last_id and self.id:
                 raise RefusalError(
                     VALIDATION_ERROR,
@@ -409,8 +401,8 @@ class Link:
         asyncio.get_running_loop().call_soon(self._unblock)
 
     async def _answer_mcp(self, request: LinkRequest, member: Member, parsed: Mcp) -> None:
-        dialect = self.links.frame_dialect
-        request.reply(await dialect.answer_mcp(member.session, parsed, request.size, request.request_id))
+        rpc = self.links.rpc
+        request.reply(await answer_mcp(rpc, member.session, parsed, request.size, request.request_id))
 
     def _start_batch(self, request: LinkRequest) -> None:
         head = request.head
@@ -561,7 +553,9 @@ class Links:
 
     Attributes:
         decoder: Decodes single requests: frames of the released dialect with an id.
-        frame_dialect: Answers single requests.
+        sockets: The set of open conversations.
+        sessions: Opens the sessions.
+        rpc: Answers JSON-RPC requests.
         batch_dialect: Decodes and encodes batched requests.
         operations: The operations that are served.
         registered: The links that can be resumed, by id.
@@ -569,28 +563,26 @@ class Links:
 
     def __init__(
         self,
-        sessions: SessionTable,
+        sockets: Sockets,
         decoder: RequestDecoder[Any],
-        frame_dialect: FrameDialect,
+        rpc: JsonRpc,
         batch_dialect: BatchDialect,
         *,
         production: bool,
-        send_timeout_s: float,
     ) -> None:
-        self.sessions = sessions
+        self.sockets = sockets
+        self.sessions = sockets.sessions
         self.decoder = decoder
-        self.frame_dialect = frame_dialect
+        self.rpc = rpc
         self.batch_dialect = batch_dialect
         self.operations = wire.PRODUCTION_OPERATIONS if production else wire.OPERATIONS
-        self._send_timeout_s = send_timeout_s
         self.registered: dict[str, Link] = {}
 
     def __call__(
         self, scope: Message, receive: Receive, send: Send, session_id: str | None
     ) -> "LinkConversation":
         """Return the conversation for a new socket, attached to a standing session if `session_id` names one."""
-        link = Link(self, owner_of(scope), session_id)
-        return LinkConversation(link, scope, receive, send, self, self._send_timeout_s)
+        return LinkConversation(scope, receive, send, self, session_id)
 
     def encode_refusal(
         self, refusal: RefusalError, request_id: int | None = None, single: bool = False
@@ -599,7 +591,7 @@ class Links:
         self.sessions.metrics.count_error(refusal.code)
         if single:
             return encode_error(refusal.code, refusal.message, refusal.extra, request_id or 0)
-        frame = wire.encode_reply(request_id, {"error": dumps(error_data(refusal))})
+        frame = wire.encode_reply(request_id, {"error": dumps(refusal_data(refusal))})
         assert isinstance(frame, str)
         return frame
 
@@ -607,10 +599,6 @@ class Links:
         """Register a link, so that it can be resumed."""
         link.id, link.secret, link.lease_s = self.sessions.new_id(), secrets.token_urlsafe(16), lease_s
         self.registered[link.id] = link
-
-    def remove(self, link: Link) -> None:
-        """Unregister a link, if it is registered."""
-        self.registered.pop(link.id, None)
 
     def find(self, owner: str, request: wire.ResumeRequest) -> Link:
         """Return the link that a client resumes.
@@ -648,18 +636,11 @@ class LinkConversation(Conversation):
     subprotocol = wire.SUBPROTOCOL
 
     def __init__(
-        self,
-        link: Link,
-        scope: Message,
-        receive: Receive,
-        send: Send,
-        links: "Links",
-        send_timeout_s: float,
+        self, scope: Message, receive: Receive, send: Send, links: Links, session_id: str | None
     ) -> None:
-        super().__init__(scope, receive, send, links.sessions, send_timeout_s)
-        link.conversation = self
-        self._link = link
-        self.links = links
+        super().__init__(scope, receive, send, links.sockets)
+        self._link = Link(links, owner_of(scope), session_id)
+        self._link.conversation = self
         self._is_open = False
         self.awaits_progress = False
 
@@ -669,7 +650,7 @@ class LinkConversation(Conversation):
         return bool(self._link.running) or not self._is_open
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        self._start_open_timer()
+        self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
         self.connection.on_frame = self._link.receive
         self._is_open = True
         if self.draining:
@@ -684,8 +665,8 @@ class LinkConversation(Conversation):
             else:
                 await asyncio.shield(keep(asyncio.create_task(link.close())))
 
-    def _encode_refusal(self, refusal: RefusalError) -> str:
-        return self.links.encode_refusal(refusal)
+    def _encode_error(self, error: BaseException) -> str:
+        return self._link.links.encode_refusal(refusal_of(error))
 
     def on_frame(self, frame: str | bytes) -> None:
         """Answer a frame."""
@@ -721,13 +702,11 @@ class LinkConversation(Conversation):
             self.connection.send(frame)
         self.update()
 
-    def _start_open_timer(self) -> None:
-        self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
-
     def _close_if_unopened(self) -> None:
         """Close the socket if its link has opened no session; check again later if it may be opening one."""
         if self._link.running:
-            self._start_open_timer()
+            loop = asyncio.get_running_loop()
+            self._open_timer = loop.call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
         elif not self._link.batch.opened_count:
             self.end(NORMAL_CLOSURE)
 

@@ -4,8 +4,8 @@ They call the methods of `openenv_core.tasks.TaskProvider` on an instance of the
 which takes a slot like any other session.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL
-from servers.routes.description import answer, body, describe_own, problem
+from servers.routes.description import answer, body, describe_own, parameter, problem, record
 from servers.routes.http import (
     answer_request,
     json_answer,
@@ -50,28 +50,16 @@ class TaskRange(Split):
     stop: int | None = None
 
 
-class _TaskRoute(NamedTuple):
-    """One route that calls a method of the environment.
+_ROUTES: Final = (
+    ("tasks", "list_tasks", Split, "tasks", "Return the tasks of a split."),
+    ("num_tasks", "num_tasks", Split, "num_tasks", "Return the number of tasks of a split."),
+    ("task", "get_task", TaskAt, "task", "Return one task."),
+    ("task_range", "get_task_range", TaskRange, "tasks", "Return the tasks within bounds."),
+)
+"""The last part of each path, the method, the model of its body, the result's key in the response, and a description.
 
-    Attributes:
-        text: Its description.
-        method: The name of the method.
-        body: The model of the request body, whose fields are the method's arguments in order.
-        key: The key of the method's result in the response.
-    """
-
-    text: str
-    method: str
-    body: type[Split]
-    key: str
-
-
-_ROUTES: Final[Mapping[str, _TaskRoute]] = {
-    "tasks": _TaskRoute("Return the tasks of a split.", "list_tasks", Split, "tasks"),
-    "num_tasks": _TaskRoute("Return the number of tasks of a split.", "num_tasks", Split, "num_tasks"),
-    "task": _TaskRoute("Return one task.", "get_task", TaskAt, "task"),
-    "task_range": _TaskRoute("Return the tasks within bounds.", "get_task_range", TaskRange, "tasks"),
-}
+The fields of the body are the method's arguments in order.
+"""
 
 _STATUSES: dict[int | str, dict[str, Any]] = {
     400: problem("The environment does not know this split or index."),
@@ -83,23 +71,12 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     504: problem("The call exceeded its deadline."),
 }
 
-_NAME: Final = {
-    "parameters": [
-        {
-            "name": "env_name",
-            "in": "path",
-            "required": True,
-            "description": "The environment's name, in upper or lower case.",
-            "schema": {"type": "string"},
-        }
-    ]
-}
+_NAME: Final = parameter("path", "env_name", "The environment's name, in upper or lower case.", required=True)
 
 
 def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
     """Return the task routes of an environment, whose name in the paths is `env_name`."""
     router = APIRouter()
-    tasks = _Tasks(sessions, env_name)
 
     @router.get(
         "/list_environments",
@@ -110,95 +87,84 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
         """Return the name of the served environment, in a list."""
         return [env_name]
 
-    @router.get(
-        "/{env_name}/splits",
-        response_model=None,
-        responses=_responses({"type": "array"}),
-        openapi_extra=_NAME,
-    )
-    async def splits(request: Request) -> Response:
-        """Return the splits, each with its name and type."""
-        return await tasks.answer(
-            request, "list_splits", lambda result: [_normalize_split(split) for split in result]
-        )
-
-    def add(path: str, route: _TaskRoute) -> None:
-        extra_fields = {"env_name": env_name} if path == "tasks" else {}
-
+    def add(
+        path: str,
+        method: str,
+        model: type[Split] | None,
+        to_body: Callable[[Any], Any],
+        text: str,
+        schema: dict[str, Any],
+    ) -> None:
         async def endpoint(request: Request) -> Response:
-            return await tasks.answer(
-                request, route.method, lambda result: {route.key: result, **extra_fields}, route.body
-            )
+            name = request.path_params["env_name"]
+            try:
+                arguments = () if model is None else tuple(dict(await read_model(request, model)).values())
+            except RefusalError as refusal:
+                return refusal_response(refusal, sessions.metrics)
+            if name.lower() != env_name.lower():
+                return _problem(404, f"unknown environment {name!r}")
+            call = _call_method(sessions, owner_of(request.scope), MethodRequest(method, arguments), to_body)
+            return await respond(request, call)
 
         router.add_api_route(
             f"/{{env_name}}/{path}",
             endpoint,
-            methods=["POST"],
+            methods=["GET" if model is None else "POST"],
             name=path,
-            description=route.text,
+            description=text,
             response_model=None,
-            responses=_responses({"type": "object", "required": [route.key, *extra_fields]}),
-            openapi_extra=_NAME | body(describe_own(route.body), required=True),
+            responses={**_STATUSES, 200: answer("The result of the environment's method.", schema)},
+            openapi_extra={
+                "parameters": [_NAME],
+                **({} if model is None else body(describe_own(model), required=True)),
+            },
         )
 
-    for path, route in _ROUTES.items():
-        add(path, route)
+    def add_keyed(path: str, method: str, model: type[Split], key: str, text: str) -> None:
+        more = {"env_name": env_name} if path == "tasks" else {}
+        schema = record({name: {} for name in (key, *more)})
+        add(path, method, model, lambda result: {key: result, **more}, text, schema)
+
+    text = "Return the splits, each with its name and type."
+    add(
+        "splits",
+        "list_splits",
+        None,
+        lambda splits: list(map(_normalize_split, splits)),
+        text,
+        {"type": "array"},
+    )
+    for route in _ROUTES:
+        add_keyed(*route)
     return router
 
 
-class _Tasks:
-    """Calls task methods on an instance of the environment and builds the responses."""
-
-    def __init__(self, sessions: SessionTable, env_name: str) -> None:
-        self._sessions = sessions
-        self._name = env_name.lower()
-
-    async def answer(
-        self,
-        request: Request,
-        method: str,
-        to_body: Callable[[Any], Any],
-        model: type[Split] | None = None,
-    ) -> Response:
-        """Return the response of a route: call `method` with the fields of the body, and encode `to_body(result)`."""
-        arguments: Sequence[Any] = ()
-        if model is not None:
-            try:
-                arguments = tuple(dict(await read_model(request, model)).values())
-            except RefusalError as refusal:
-                return refusal_response(refusal, self._sessions.metrics)
-        name = request.path_params["env_name"]
-        if name.lower() != self._name:
-            return _problem(404, f"unknown environment {name!r}")
-        factory = self._sessions.factory
-        if isinstance(factory, type) and not callable(getattr(factory, method, None)):
-            return _unsupported(method)  # without an instance, which would take a slot
-        return await respond(request, self._call_method(owner_of(request.scope), to_body, method, arguments))
-
-    async def _call_method(
-        self, owner: str, to_body: Callable[[Any], Any], method: str, arguments: Sequence[Any]
-    ) -> Response:
-        try:
-            async with self._sessions.session(owner) as session:
-                if not session.has_method(method):
-                    raise NotImplementedError
-                result = await answer_request(session, MethodRequest(method, tuple(arguments)))
-        except RefusalError as refusal:
-            return refusal_response(refusal, self._sessions.metrics)
-        except NotImplementedError:
-            return _unsupported(method)
-        except IndexError:
-            return _problem(400, "Invalid task index")
-        except (LookupError, ValueError, OverflowError) as error:  # an unknown split or index
-            return _problem(
-                400, f"expected a split and bounds that the environment knows, got: {text_of(error)}"
-            )
-        except FATAL as error:
-            return _problem(500, report_error(error, f"{method} failed"))
-        try:
-            return json_answer(dumps(to_body(result)))
-        except FATAL as error:
-            return _problem(500, report_error(error, f"{method} failed"))
+async def _call_method(
+    sessions: SessionTable, owner: str, request: MethodRequest, to_body: Callable[[Any], Any]
+) -> Response:
+    """Call a method of an instance opened for it, and return the response: `to_body(result)`, encoded."""
+    try:
+        factory = sessions.factory
+        if isinstance(factory, type) and not callable(getattr(factory, request.name, None)):
+            raise NotImplementedError  # without an instance, which would take a slot
+        async with sessions.session(owner) as session:
+            if not session.has_method(request.name):
+                raise NotImplementedError
+            result = await answer_request(session, request)
+    except RefusalError as refusal:
+        return refusal_response(refusal, sessions.metrics)
+    except NotImplementedError:
+        return _problem(501, f"{request.name} is not supported for this environment")
+    except IndexError:
+        return _problem(400, "Invalid task index")
+    except (LookupError, ValueError, OverflowError) as error:  # an unknown split or index
+        return _problem(400, f"expected a split and bounds that the environment knows, got: {text_of(error)}")
+    except FATAL as error:
+        return _problem(500, report_error(error, f"{request.name} failed"))
+    try:
+        return json_answer(dumps(to_body(result)))
+    except FATAL as error:
+        return _problem(500, report_error(error, f"{request.name} failed"))
 
 
 def _normalize_split(split: Any) -> Any:
@@ -210,13 +176,5 @@ def _normalize_split(split: Any) -> Any:
     return {"name": name, "type": name if is_known else "validation"}
 
 
-def _unsupported(method: str) -> Response:
-    return _problem(501, f"{method} is not supported for this environment")
-
-
 def _problem(status: int, text: str) -> Response:
     return json_answer(dumps({"detail": text}), status)
-
-
-def _responses(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    return {**_STATUSES, 200: answer("The result of the environment's method.", schema)}

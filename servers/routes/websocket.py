@@ -4,22 +4,22 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
 from time import perf_counter
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 from openenv_core.protocol import frames, jsonrpc
 from openenv_core.protocol.batch import SUBPROTOCOL
-from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
+from openenv_core.protocol.errors import INVALID_JSON, SESSION_ERROR, RefusalError
 from openenv_core.protocol.frames import Close, Mcp, RequestDecoder
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import FATAL, cancel_task, keep
-from servers.metrics import ServerMetrics, size_of
+from servers.metrics import size_of
 from servers.routes.connection import Connection, Message, Receive, Send, connect
-from servers.routes.http import report_error, wait_of, while_connected
+from servers.routes.http import refusal_of, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
 from servers.sessions import EnvironmentSession, SessionTable, Ticket
@@ -48,6 +48,13 @@ _MAX_PIPELINED_CHARS: Final = 16 * 1024 * 1024
 class Conversation(ABC):
     """One socket, from accept to close.
 
+    Args:
+        scope: The ASGI connection.
+        receive: Likewise.
+        send: Likewise.
+        sockets: The set of open conversations.
+        ticket: Its place in the queue for a slot, if it is to have a session of its own.
+
     Attributes:
         connection: Its frames, once it has been accepted.
         subprotocol: The subprotocol that the client is accepted with, if any.
@@ -58,22 +65,22 @@ class Conversation(ABC):
     subprotocol: str | None = None
 
     def __init__(
-        self, scope: Message, receive: Receive, send: Send, sessions: SessionTable, send_timeout_s: float
+        self, scope: Message, receive: Receive, send: Send, sockets: "Sockets", ticket: Ticket | None = None
     ) -> None:
         self._channels = scope, receive, send
-        self._sessions = sessions
-        self._send_timeout_s = send_timeout_s
+        self._sockets = sockets
+        self._sessions = sockets.sessions
+        self._ticket = ticket
         self._close_code = NORMAL_CLOSURE
         self.draining = False
 
-    async def serve(self, sockets: "Sockets", ticket: Ticket | None = None) -> None:
+    async def serve(self) -> None:
         """Accept the client, answer its requests until it disconnects, and close.
 
-        Args:
-            sockets: The set of open conversations.
-            ticket: The place in the queue for a slot. The client is accepted once it is settled.
+        With a ticket, the client is accepted once that is settled.
         """
         scope, receive, send = self._channels
+        sockets, ticket = self._sockets, self._ticket
         try:
             await receive()
             sockets.add(self)
@@ -91,8 +98,8 @@ class Conversation(ABC):
                     "headers": headers if self._sessions.deterministic else [],
                 }
             )
-            self.connection = connect(scope, receive, send, self._send_timeout_s)
-            await self._converse(sockets)
+            self.connection = connect(scope, receive, send, sockets.send_timeout_s)
+            await self._converse()
         except OSError:
             pass  # servers raise it from `send` if the client has disconnected
         finally:
@@ -100,7 +107,7 @@ class Conversation(ABC):
             if ticket is not None:
                 ticket.leave()
 
-    async def _converse(self, sockets: "Sockets") -> None:
+    async def _converse(self) -> None:
         connection = self.connection
         connection.on_frame, connection.on_error = self.on_frame, self._fail
         reader = connection.start()
@@ -111,7 +118,7 @@ class Conversation(ABC):
                         reader.add_done_callback(lambda _: self._stop_opening(until_left))
                         await self._open(stack)
                 except RefusalError as refusal:
-                    self.end(NORMAL_CLOSURE, self._encode_refusal(refusal))
+                    self.end(NORMAL_CLOSURE, self._encode_error(refusal))
                 except TimeoutError:
                     if not until_left.expired():
                         self._fail()
@@ -119,7 +126,7 @@ class Conversation(ABC):
                     self._fail()
                 await asyncio.wait([reader])
                 await self._leave()
-            sockets.remove(self)
+            self._sockets.remove(self)
             await connection.finish(self._close_code)
         finally:
             await cancel_task(reader)
@@ -151,14 +158,14 @@ class Conversation(ABC):
         """Answer a frame, now or later."""
 
     @abstractmethod
-    def _encode_refusal(self, refusal: RefusalError) -> str:
-        """Return the error frame of a refusal that answers no particular request."""
+    def _encode_error(self, error: BaseException) -> str:
+        """Return the error frame of a refusal or another exception, and count it."""
 
     def _fail(self) -> None:
         logger.exception("a session ended because of an error in the server")
         self.end(
             NORMAL_CLOSURE,
-            self._encode_refusal(RefusalError(SESSION_ERROR, "the server failed; see its log")),
+            self._encode_error(RefusalError(SESSION_ERROR, "the server failed; see its log")),
         )
 
     def drain(self) -> None:
@@ -175,32 +182,47 @@ class Conversation(ABC):
         self.connection.close(code)
 
 
-class _SessionConversation(Conversation):
-    """One socket of one session: a reply to each request, in order."""
+class SessionConversation(Conversation):
+    """One socket of one session: a reply to each request, in order; subclasses decode requests and encode replies.
+
+    Args:
+        scope: As of `Conversation`; the rest up to `ticket` too.
+        receive: Likewise.
+        send: Likewise.
+        sockets: Likewise.
+        ticket: Likewise.
+        session_id: The standing session to attach to, if it has no ticket.
+        decoder: Decodes requests of the released dialect.
+        rpc: Answers JSON-RPC requests.
+    """
 
     def __init__(
         self,
         scope: Message,
         receive: Receive,
         send: Send,
-        sessions: SessionTable,
-        send_timeout_s: float,
-        dialect: "_Dialect",
-        session_context: AbstractAsyncContextManager[EnvironmentSession] | None,
+        sockets: "Sockets",
+        ticket: Ticket | None,
         session_id: str | None,
+        decoder: RequestDecoder[Any],
+        rpc: JsonRpc,
     ) -> None:
-        super().__init__(scope, receive, send, sessions, send_timeout_s)
-        self._dialect = dialect
-        self._metrics = sessions.metrics
+        super().__init__(scope, receive, send, sockets, ticket)
+        self._metrics = sockets.sessions.metrics
         self._owner = owner_of(scope)
         self._session_id = session_id
-        self._session_context = session_context
+        self._decoder = decoder
+        self._rpc = rpc
         self._session: EnvironmentSession | None = None
         self._frames_ahead: deque[Frame] = deque()
         self._frames_ahead_size = 0
         self._busy = True  # opening
         self._task: asyncio.Task[None] | None = None
-        self.call: FrameCall | None = None
+        self._call: FrameCall | None = None
+
+    @abstractmethod
+    def _answer(self, session: EnvironmentSession, frame: Frame) -> None:
+        """Begin to answer a frame."""
 
     @property
     def is_busy(self) -> bool:
@@ -211,23 +233,20 @@ class _SessionConversation(Conversation):
         """Keep a standing session: the socket is not known to be broken."""
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        context = self._session_context
-        if context is None:
-            assert self._session_id is not None
-            context = self._sessions.attach(self._owner, self._session_id, self)
-        self._session_context = None
-        self._session = await stack.enter_async_context(context)
+        sessions, session_id = self._sessions, self._session_id
+        self._session = await stack.enter_async_context(
+            sessions.session(self._owner, ticket=self._ticket)
+            if session_id is None
+            else sessions.attach(self._owner, session_id, self)
+        )
         self._finish_request()
 
     async def _leave(self) -> None:
-        if self.call is not None and self._session is not None:
-            self._session.leave(self.call)
-            self.call = None
+        if self._call is not None and self._session is not None:
+            self._session.leave(self._call)
+            self._call = None
         if self._task is not None:
             await cancel_task(self._task)
-
-    def _encode_refusal(self, refusal: RefusalError) -> str:
-        return self._dialect.encode_error(refusal)
 
     def on_frame(self, frame: Frame) -> None:
         """Answer a frame, after those before it."""
@@ -239,9 +258,7 @@ class _SessionConversation(Conversation):
         self._busy = True
         if self._metrics.enabled:
             self._metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
-        if not self._dialect.answer(self, session, frame):
-            # The client has closed its session; the socket is closed once that has ended.
-            self.connection.stop()
+        self._answer(session, frame)
 
     def _keep_frame(self, frame: Frame) -> None:
         """Keep a frame that came ahead of the reply to the one before it; too many end the conversation."""
@@ -252,12 +269,12 @@ class _SessionConversation(Conversation):
                 f"expected one request at a time, got more than {_MAX_PIPELINED}, or than "
                 f"{_MAX_PIPELINED_CHARS} characters, ahead of their replies"
             )
-            self.end(NORMAL_CLOSURE, self._encode_refusal(RefusalError(SESSION_ERROR, reason)))
+            self.end(NORMAL_CLOSURE, self._encode_error(RefusalError(SESSION_ERROR, reason)))
             return
         self._frames_ahead_size = size
         ahead.append(frame)
 
-    def start(self, work: Coroutine[Any, Any, str]) -> None:
+    def _start(self, work: Coroutine[Any, Any, str]) -> None:
         """Run a coroutine that returns the reply."""
         self._task = keep(asyncio.create_task(self._reply_later(work)))
 
@@ -284,7 +301,7 @@ class _SessionConversation(Conversation):
     def refuse(self, error: BaseException) -> None:
         """Reply with a refusal or with what the environment raised, if the client is still there."""
         if not self.connection.closing:
-            self.reply(self._dialect.encode_error(error))
+            self.reply(self._encode_error(error))
 
     def _finish_request(self) -> None:
         assert self._session is not None
@@ -310,16 +327,6 @@ class _SessionConversation(Conversation):
             self._fail()
 
 
-class _Dialect(Protocol):
-    """Decodes requests and encodes replies."""
-
-    def answer(self, conversation: _SessionConversation, session: EnvironmentSession, frame: Frame) -> bool:
-        """Begin to answer a frame; return False for a request to close."""
-
-    def encode_error(self, error: BaseException) -> str:
-        """Return the error frame of a refusal or another exception, and count it."""
-
-
 class FrameCall(RequestCall):
     """A request of the released dialect.
 
@@ -330,10 +337,7 @@ class FrameCall(RequestCall):
 
     __slots__ = ("_conversation",)
 
-    encode = staticmethod(frames.encode_observation)
-    encode_state = staticmethod(frames.encode_state)
-
-    def __init__(self, conversation: _SessionConversation, received_at: float) -> None:
+    def __init__(self, conversation: SessionConversation, received_at: float) -> None:
         self._conversation = conversation
         self.received_at = received_at
         self.request_id = None
@@ -347,17 +351,11 @@ class FrameCall(RequestCall):
         self._conversation.refuse(error)
 
 
-class FrameDialect:
-    """Decodes and answers the frames of the released dialect on /ws; `rpc` answers the requests in mcp frames."""
+class FrameConversation(SessionConversation):
+    """/ws in the released dialect."""
 
-    def __init__(self, decoder: RequestDecoder[Any], rpc: JsonRpc, metrics: ServerMetrics) -> None:
-        self._decoder = decoder
-        self._rpc = rpc
-        self.metrics = metrics
-
-    def answer(self, conversation: _SessionConversation, session: EnvironmentSession, frame: Frame) -> bool:
-        """Begin to answer a frame; return False for a request to close."""
-        received_at = perf_counter() if self.metrics.enabled else 0.0
+    def _answer(self, session: EnvironmentSession, frame: Frame) -> None:
+        received_at = perf_counter() if self._metrics.enabled else 0.0
         try:
             if not isinstance(frame, str):
                 raise RefusalError(
@@ -365,55 +363,46 @@ class FrameDialect:
                 )
             request = self._decoder.frame(frame)
         except FATAL as error:  # the author's validators may raise anything
-            conversation.reply(self.encode_error(error))
-            return True
+            self.reply(self._encode_error(error))
+            return
         if type(request) is Close:
-            return False
-        if type(request) is Mcp:
-            conversation.start(self.answer_mcp(session, request, len(frame)))
+            self.connection.stop()  # the socket is closed once the session has ended
+        elif type(request) is Mcp:
+            self._start(answer_mcp(self._rpc, session, request, len(frame)))
         else:
-            conversation.call = call = FrameCall(conversation, received_at)
+            self._call = call = FrameCall(self, received_at)
             call.bind(session, request)
             session.submit(call)
-        return True
 
-    async def answer_mcp(
-        self, session: EnvironmentSession, request: Mcp, size: int, request_id: int | None = None
-    ) -> str:
-        """Return the reply to a JSON-RPC request."""
-        answer = await self._rpc.answer(request.request, Caller(session.owner, session), size)
-        return frames.encode_mcp(answer, request_id)
-
-    def encode_error(self, error: BaseException) -> str:
-        """Return the error frame of a refusal or of what the environment raised, and count it."""
-        if not isinstance(error, RefusalError):
-            error = RefusalError(EXECUTION_ERROR, report_error(error))
-        self.metrics.count_error(error.code)
-        return frames.encode_error(error.code, error.message, error.extra)
+    def _encode_error(self, error: BaseException) -> str:
+        refusal = refusal_of(error)
+        self._metrics.count_error(refusal.code)
+        return frames.encode_error(refusal.code, refusal.message, refusal.extra)
 
 
-class RpcDialect:
-    """Answers the frames of the socket /mcp, each a JSON-RPC request."""
+async def answer_mcp(
+    rpc: JsonRpc, session: EnvironmentSession, request: Mcp, size: int, request_id: int | None = None
+) -> str:
+    """Return the reply to a frame with a JSON-RPC request; `size` is its length."""
+    answer = await rpc.answer(request.request, Caller(session.owner, session), size)
+    return frames.encode_mcp(answer, request_id)
 
-    def __init__(self, rpc: JsonRpc) -> None:
-        self._rpc = rpc
 
-    def answer(self, conversation: _SessionConversation, session: EnvironmentSession, frame: Frame) -> bool:
-        """Begin to answer a frame."""
+class RpcConversation(SessionConversation):
+    """/mcp in the released dialect: each frame is a JSON-RPC request."""
+
+    def _answer(self, session: EnvironmentSession, frame: Frame) -> None:
         if isinstance(frame, str):
-            conversation.start(self._answer(session, frame))
+            self._start(self._answer_text(session, frame))
         else:
             text = "the frame is binary; send a text frame that holds a request"
-            conversation.reply(
-                self._rpc.encode_fault(None, JsonRpcFaultError(jsonrpc.PARSE_ERROR, text)).decode()
-            )
-        return True
+            fault = JsonRpcFaultError(jsonrpc.PARSE_ERROR, text)
+            self.reply(self._rpc.encode_fault(None, fault).decode())
 
-    async def _answer(self, session: EnvironmentSession, frame: str) -> str:
+    async def _answer_text(self, session: EnvironmentSession, frame: str) -> str:
         return (await self._rpc.answer_text(frame, Caller(session.owner, session))).decode()
 
-    def encode_error(self, error: BaseException) -> str:
-        """Return the error response of a refusal that answers no particular request."""
+    def _encode_error(self, error: BaseException) -> str:
         assert isinstance(error, RefusalError)
         return self._rpc.encode_fault(None, fault_of(error)).decode()
 
@@ -421,11 +410,18 @@ class RpcDialect:
 class Sockets:
     """The set of conversations, each from its accept to the end of its session.
 
+    Args:
+        sessions: Opens their sessions.
+        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
+
     Attributes:
+        sessions: As given; the timeout too.
         draining: Whether new conversations end at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: SessionTable, send_timeout_s: float) -> None:
+        self.sessions = sessions
+        self.send_timeout_s = send_timeout_s
         self._conversations: set[Conversation] = set()
         self._conversation_removed = asyncio.Event()
         self.draining = False
@@ -462,62 +458,47 @@ class Sockets:
                     await self._conversation_removed.wait()
 
 
-class V1Factory(Protocol):
-    """Creates the conversation for the subprotocol `ropewalk.v1`."""
-
-    def __call__(self, scope: Message, receive: Receive, send: Send, session_id: str | None) -> Conversation:
-        """Return the conversation of a socket, attached to a standing session if `session_id` names one."""
+V1Factory: TypeAlias = Callable[[Message, Receive, Send, str | None], Conversation]
+"""Creates the conversation for the subprotocol `ropewalk.v1`, attached to the standing session of an id if given."""
 
 
 class SocketRoute:
     """An ASGI application that runs a conversation on every socket.
 
     Args:
-        sessions: Opens the sessions.
-        dialect: Decodes and answers requests.
+        kind: The conversation in the released dialect.
         sockets: The set of open conversations.
-        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
+        decoder: Decodes requests of that dialect.
+        rpc: Answers JSON-RPC requests.
         v1_factory: Creates the conversation for the subprotocol `ropewalk.v1`. If given, the URL may name a standing
             session to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
     """
 
     def __init__(
         self,
-        sessions: SessionTable,
-        dialect: _Dialect,
+        kind: type[SessionConversation],
         sockets: Sockets,
-        send_timeout_s: float,
+        decoder: RequestDecoder[Any],
+        rpc: JsonRpc,
         v1_factory: V1Factory | None = None,
     ) -> None:
-        self._sessions = sessions
-        self._dialect = dialect
+        self._kind = kind
         self._sockets = sockets
-        self._send_timeout_s = send_timeout_s
+        self._dialect = decoder, rpc
         self._v1_factory = v1_factory
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
-        owner = owner_of(scope)
         session_id: str | None = None
         if self._v1_factory is not None:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             session_id = query.get("session_id", [None])[0]
             if SUBPROTOCOL in (scope.get("subprotocols") or ()):
-                await self._v1_factory(scope, receive, send, session_id).serve(self._sockets)
+                await self._v1_factory(scope, receive, send, session_id).serve()
                 return
         ticket: Ticket | None = None
-        session_context = None
         if session_id is None:
-            ticket = self._sessions.queue.enter(owner, wait_s=wait_of(scope["headers"], HANDSHAKE_WAIT_S))
-            session_context = self._sessions.session(owner, ticket=ticket)
-        conversation = _SessionConversation(
-            scope,
-            receive,
-            send,
-            self._sessions,
-            self._send_timeout_s,
-            self._dialect,
-            session_context,
-            session_id,
-        )
-        await conversation.serve(self._sockets, ticket)
+            wait_s = wait_of(scope["headers"], HANDSHAKE_WAIT_S)
+            ticket = self._sockets.sessions.queue.enter(owner_of(scope), wait_s=wait_s)
+        place = (scope, receive, send, self._sockets, ticket, session_id)
+        await self._kind(*place, *self._dialect).serve()

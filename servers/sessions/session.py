@@ -19,21 +19,25 @@ from functools import partial
 from sys import float_info
 from time import perf_counter
 from types import CoroutineType, MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from openenv_core import Action, Environment, Observation, unscored_reason
 from openenv_core.outcomes import SCORES, UNSCORED, is_plain
 from openenv_core.pending import Pending
+from openenv_core.protocol import frames
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.frames import ReadState, Reset
 from openenv_core.tools import is_tool_host
 from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, Executor, keep, outcome_of_awaitable, plan_of
-from servers.metrics import BUCKETS_S, RESET, STEP, CallCounts, ServerMetrics
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep, outcome_of_awaitable, plan_of, wait_cancelled
+from servers.metrics import BUCKETS_S, RESET, STEP, CallCounts
 from servers.sessions.queue import Slot
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.threads import Outcome, ThreadCall, ThreadPool, containable, outcome_of
+
+if TYPE_CHECKING:
+    from servers.sessions.table import SessionTable
 
 logger = logging.getLogger("servers")
 
@@ -132,7 +136,7 @@ class AwaitedCall(ResultCall):
     __slots__ = ("_on_unclaimed", "result")
 
     def __init__(
-        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], None] | None = None
+        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], object] | None = None
     ) -> None:
         super().__init__(work, on_loop)
         self._on_unclaimed = on_unclaimed
@@ -166,6 +170,11 @@ class RequestCall(EnvironmentCall):
 
     __slots__ = ("counts", "received_at", "request_id")
 
+    encode: Callable[[Any, int | None], Any] = staticmethod(frames.encode_observation)
+    """Returns the reply to a reset or step."""
+    encode_state: Callable[[Any, int | None], Any] = staticmethod(frames.encode_state)
+    """Returns the reply to any other request."""
+
     received_at: float
     request_id: int | None
 
@@ -193,7 +202,7 @@ class RequestCall(EnvironmentCall):
             self.work, self.on_loop = session.read_state, session.plan.on_loop
             return
         if kind is MethodRequest:
-            self.work, self.args = session.invoke_method, (request.name, request.args, request.wait)
+            self.work, self.args = session.invoke_method, request
             self.on_loop = session.is_on_loop(getattr(session.environment, request.name, None))
             return
         if kind is Reset:
@@ -232,14 +241,6 @@ class RequestCall(EnvironmentCall):
         self.reply(reply)
 
     @abstractmethod
-    def encode(self, observation: Any, request_id: int | None, /) -> Any:
-        """Return the reply to a reset or step."""
-
-    @abstractmethod
-    def encode_state(self, state: Any, request_id: int | None, /) -> Any:
-        """Return the reply to any other request."""
-
-    @abstractmethod
     def reply(self, reply: Any, /) -> None:
         """Send the reply."""
 
@@ -259,34 +260,18 @@ async def _work_traced(
         return await session.run(work, on_loop)
 
 
-class MethodRequest:
+class MethodRequest(NamedTuple):
     """A request to call a method of the environment other than `reset`, `step` and `state`.
 
-    Args:
+    Attributes:
         name: Name of the method.
         args: Its arguments.
         wait: Awaits what it returns, if not plainly.
     """
 
-    __slots__ = ("args", "name", "wait")
-
-    def __init__(
-        self, name: str, args: tuple[Any, ...] = (), wait: Callable[[Any], Awaitable[Any]] | None = None
-    ) -> None:
-        self.name = name
-        self.args = args
-        self.wait = wait
-
-
-class _Table(Protocol):
-    """The part of `SessionTable` that a session uses."""
-
-    step_timeout_s: float | None
-    metrics: ServerMetrics
-    executor: Executor
-
-    def expire(self, session: "EnvironmentSession") -> RefusalError:
-        """End a session whose call exceeded its deadline; return the error for the call's caller."""
+    name: str
+    args: tuple[Any, ...] = ()
+    wait: Callable[[Any], Awaitable[Any]] | None = None
 
 
 class EnvironmentSession:
@@ -325,7 +310,7 @@ class EnvironmentSession:
 
     def __init__(
         self,
-        table: _Table,
+        table: "SessionTable",
         environment: Environment[Any, Any, Any],
         pool: ThreadPool,
         slot: Slot,
@@ -610,17 +595,12 @@ class EnvironmentSession:
         Called on the event loop or in a thread, as `submit` decides. Returns what `reset` returned: an observation, or
         a `Pending` to await.
         """
-        options = self.plan.reset_options.accept(options)
-        started_at = perf_counter()
-        try:
-            result = self._reset(**options)
-        finally:
-            self.spent_s = perf_counter() - started_at
+        result = self._call_timed(self._reset, **self.plan.reset_options.accept(options))
         return self._then(result, self._begin_episode)
 
     def invoke_step(self, action: Action, options: Options = NO_OPTIONS) -> Any:
         """Apply an action, with those options that the environment accepts; as `invoke_reset`."""
-        started_at = perf_counter()
+        started_at = perf_counter()  # `_call_timed`, inlined for speed
         try:
             result = (
                 self._step(action, **self.plan.step_options.accept(options))
@@ -642,6 +622,13 @@ class EnvironmentSession:
         ):
             return result  # `unscored_reason` would find nothing
         return self._mark_unscored(result)
+
+    def _call_timed(self, method: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        started_at = perf_counter()
+        try:
+            return method(*args, **options)
+        finally:
+            self.spent_s = perf_counter() - started_at
 
     def _then(
         self,
@@ -699,11 +686,7 @@ class EnvironmentSession:
         Raises:
             AttributeError: The environment has no such method.
         """
-        started_at = perf_counter()
-        try:
-            result = getattr(self.environment, name)(*args)
-        finally:
-            self.spent_s = perf_counter() - started_at
+        result = self._call_timed(getattr(self.environment, name), *args)
         return self._then(result, lambda value: value, wait)
 
     def is_on_loop(self, method: object) -> bool:
@@ -722,11 +705,7 @@ class EnvironmentSession:
         Closing continues even if the caller is cancelled.
         """
         if tasks := [call.task for call in self._abandoned if call.task is not None]:
-            _, deaf = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
-            for task in deaf:
-                logger.error(
-                    "%s ignored its cancellation for %g s; its session keeps its slot", task, CLOSE_TIMEOUT_S
-                )
+            await wait_cancelled(tasks)
         self.discard()
         if self._closing is not None:
             # Twice its own time limit: a `close` that ignores its cancellation, or still waits for a thread, continues

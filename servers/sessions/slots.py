@@ -14,37 +14,41 @@ class SessionSlots:
     `servers.fleet.slots` does so for several processes together.
 
     Args:
-        cap: Greatest number of sessions.
-        per_owner: Greatest number of sessions of one owner; None for no other limit than the cap.
+        total: Greatest number of sessions of the server.
+        per_owner: Greatest number of sessions of one owner; None for no other limit than the total.
+        local: Greatest number of sessions of this process; None for no other limit than the total.
+
+    Attributes:
+        total: Greatest number of slots in use at once.
+        cap: Greatest number in use in this process.
     """
 
-    def __init__(self, cap: int, per_owner: int | None = None) -> None:
-        self._cap = cap
+    def __init__(self, total: int, per_owner: int | None = None, local: int | None = None) -> None:
+        self.total = total
+        self.cap = total if local is None else min(total, local)
         self._per_owner = per_owner
         self._in_use: Counter[str] = Counter()
-        self._active = 0
         self._ending = 0
         self._arrivals: list[int] = []
 
     @property
     def active(self) -> int:
         """Slots in use."""
-        return self._active
-
-    @property
-    def cap(self) -> int:
-        """Greatest number of slots in use at once."""
-        return self._cap
-
-    @property
-    def total(self) -> int:
-        """The cap over all processes of the server."""
-        return self._cap
+        return self._in_use.total()
 
     @property
     def by_worker(self) -> list[int]:
-        """Slots in use in each process; here there is one."""
-        return [self._active]
+        """Slots in use in each process."""
+        return [self.active]
+
+    @property
+    def local_active(self) -> int:
+        """Slots in use in this process."""
+        return self.active
+
+    def count_owner(self, owner: str) -> int:
+        """Return the slots that an owner has."""
+        return self._in_use[owner]
 
     @property
     def max_per_owner(self) -> int:
@@ -53,12 +57,12 @@ class SessionSlots:
 
     def find_shortage(self, owner: str, count: int) -> "FullError | None":
         """Return why an owner cannot take this many slots now; None if it can."""
-        if self._per_owner is not None and self._in_use[owner] + count > self._per_owner:
-            return FullError(
-                "session of this token", self._in_use[owner], self._per_owner, count, is_own_limit=True
-            )
-        if self._active + count > self._cap:
-            return FullError("session", self._active, self._cap, count)
+        if self._per_owner is not None and (used := self.count_owner(owner)) + count > self._per_owner:
+            return FullError("session of this token", used, self._per_owner, count, is_own_limit=True)
+        if self.cap < self.total and (used := self.local_active) + count > self.cap:
+            return FullError("session in this worker process", used, self.cap, count, is_own_limit=True)
+        if (used := self.active) + count > self.total:
+            return FullError("session", used, self.total, count)
         return None
 
     def acquire(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
@@ -75,15 +79,11 @@ class SessionSlots:
         """
         if (shortage := self.find_shortage(owner, count)) is not None:
             raise shortage
-        self._active += count
         self._in_use[owner] += count
 
     def release(self, owner: str) -> None:
         """Return one slot of an owner."""
-        self._active -= 1
         self._in_use[owner] -= 1
-        if not self._in_use[owner]:
-            del self._in_use[owner]
 
     @property
     def ending(self) -> int:

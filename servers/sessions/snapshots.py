@@ -37,6 +37,8 @@ class SessionState:
         state: What the environment's `snapshot` returned.
         episode_ended: Whether the episode was over.
         unscored: Why the episode cannot be scored, as of `EnvironmentSession`.
+        owner: Who has stored it, if it is stored.
+        lease: Drops it when it has been stored for long enough.
         users: References to it: by holders that may restore it, and by running restores. After `close`, the state is
             closed when the last one leaves.
     """
@@ -44,6 +46,8 @@ class SessionState:
     state: Any
     episode_ended: bool = False
     unscored: str | None = None
+    owner: str = field(default="", init=False)
+    lease: asyncio.TimerHandle | None = field(default=None, init=False)
     users: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
@@ -68,13 +72,14 @@ class SessionState:
                 "docs/tutorials/author.md",
             )
 
-        def drop(state: Any) -> None:
-            keep(asyncio.create_task(cls(state).close()))
-
         snapshot: Callable[[], Any] = environment.snapshot
         try:
             state = await session.perform(
-                AwaitedCall(lambda: pending_or_plain(snapshot()), session.is_on_loop(snapshot), drop)
+                AwaitedCall(
+                    lambda: pending_or_plain(snapshot()),
+                    session.is_on_loop(snapshot),
+                    lambda state: cls(state).discard(),
+                )
             )
         except FATAL as error:
             if isinstance(error, RefusalError):
@@ -108,7 +113,13 @@ class SessionState:
         """Remove one reference."""
         self.users -= 1
         if self._closed:
-            keep(asyncio.create_task(self.close()))
+            self.discard()
+
+    def discard(self) -> "asyncio.Task[None]":
+        """Close the state in the background, as `close`."""
+        if self.lease is not None:
+            self.lease.cancel()
+        return keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
         """Close the state, once it has no users. This continues even if the caller is cancelled."""
@@ -135,18 +146,6 @@ class UnknownSnapshotError(RefusalError):
         super().__init__(VALIDATION_ERROR, text)
 
 
-@dataclass(slots=True)
-class _StoredState:
-    owner: str
-    state: SessionState
-    lease: asyncio.TimerHandle | None = None
-
-    def close(self) -> asyncio.Task[None]:
-        if self.lease is not None:
-            self.lease.cancel()
-        return keep(asyncio.create_task(self.state.close()))
-
-
 class SnapshotTable:
     """Stores a bounded number of states for their owners, each until its lease expires.
 
@@ -160,7 +159,7 @@ class SnapshotTable:
         self._lease_s = lease_s
         self._per_owner = per_owner
         self._new_id = new_id
-        self._snapshots: dict[str, _StoredState] = {}
+        self._snapshots: dict[str, SessionState] = {}
 
     def __len__(self) -> int:
         return len(self._snapshots)
@@ -173,7 +172,7 @@ class SnapshotTable:
         """
         snapshots = list(self._snapshots.values())
         owned = sum(one.owner == owner for one in snapshots)
-        size = sum(one.state.nbytes for one in snapshots) + state.nbytes
+        size = sum(one.nbytes for one in snapshots) + state.nbytes
         refusal = None
         if len(snapshots) >= MAX_SNAPSHOTS:
             refusal = f"{len(snapshots)} snapshots are kept, and a process keeps no more"
@@ -182,11 +181,12 @@ class SnapshotTable:
         elif size > MAX_SNAPSHOT_BYTES:
             refusal = f"the snapshots would take {size} bytes, and a process keeps {MAX_SNAPSHOT_BYTES}"
         if refusal is not None:
-            keep(asyncio.create_task(state.close()))
+            state.discard()
             raise RefusalError(CAPACITY_REACHED, f"{refusal}; drop one, or try again later")
         snapshot = self._new_id()
-        self._snapshots[snapshot] = stored = _StoredState(owner, state)
-        self._renew(snapshot, stored)
+        state.owner = owner
+        self._snapshots[snapshot] = state
+        self._renew(snapshot, state)
         return snapshot
 
     @contextmanager
@@ -196,14 +196,14 @@ class SnapshotTable:
         Raises:
             RefusalError: `UnknownSnapshotError`.
         """
-        stored = self._find(owner, snapshot)
-        stored.state.users += 1
+        state = self._find(owner, snapshot)
+        state.users += 1
         try:
-            yield stored.state
+            yield state
         finally:
-            stored.state.release()
+            state.release()
             if snapshot in self._snapshots:
-                self._renew(snapshot, stored)
+                self._renew(snapshot, state)
 
     def drop(self, owner: str, snapshots: Sequence[str]) -> None:
         """Drop states, all or none.
@@ -211,29 +211,29 @@ class SnapshotTable:
         Raises:
             RefusalError: `UnknownSnapshotError`.
         """
-        for snapshot, stored in {one: self._find(owner, one) for one in snapshots}.items():
+        for snapshot, state in {one: self._find(owner, one) for one in snapshots}.items():
             del self._snapshots[snapshot]
-            stored.close()
+            state.discard()
 
     async def close(self) -> None:
         """Drop all states and wait until they are closed."""
         snapshots, self._snapshots = self._snapshots, {}
-        await asyncio.gather(*(stored.close() for stored in snapshots.values()))
+        await asyncio.gather(*(state.discard() for state in snapshots.values()))
 
-    def _find(self, owner: str, snapshot: str) -> _StoredState:
-        stored = self._snapshots.get(snapshot)
-        if stored is None or stored.owner != owner:
+    def _find(self, owner: str, snapshot: str) -> SessionState:
+        state = self._snapshots.get(snapshot)
+        if state is None or state.owner != owner:
             raise UnknownSnapshotError(snapshot)
-        return stored
+        return state
 
-    def _renew(self, snapshot: str, stored: _StoredState) -> None:
-        if stored.lease is not None:
-            stored.lease.cancel()
-        stored.lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire, snapshot, stored)
+    def _renew(self, snapshot: str, state: SessionState) -> None:
+        if state.lease is not None:
+            state.lease.cancel()
+        state.lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire, snapshot, state)
 
-    def _expire(self, snapshot: str, stored: _StoredState) -> None:
-        if stored.state.users:
-            self._renew(snapshot, stored)
+    def _expire(self, snapshot: str, state: SessionState) -> None:
+        if state.users:
+            self._renew(snapshot, state)
         else:
             del self._snapshots[snapshot]
-            stored.close()
+            state.discard()

@@ -80,7 +80,7 @@ def fd() -> Iterator[int]:
 
 def seen_by(fd: int, worker: int, local: int = 9) -> SharedSlots:
     table = SlotTable(os.dup(fd), 2, 2, 4)
-    return SharedSlots(table, worker=worker, workers=2, owners=("a", "b"), total=4, local=local, per_owner=3)
+    return SharedSlots(table, worker=worker, owners=("a", "b"), total=4, local=local, per_owner=3)
 
 
 def test_slots_are_counted_over_all_workers(fd: int) -> None:
@@ -192,7 +192,7 @@ def test_many_processes_never_exceed_the_cap() -> None:
         "import sys; from servers.fleet.slots import *; from openenv_core.protocol.errors import RefusalError\n"
         "fd, worker = map(int, sys.argv[1:])\n"
         "table = SlotTable(fd, 4, 1, 4)\n"
-        "slots = SharedSlots(table, worker=worker, workers=4, owners=('',), total=2, local=2,"
+        "slots = SharedSlots(table, worker=worker, owners=('',), total=2, local=2,"
         " per_owner=None)\n"
         "taken = 0\n"
         "while taken < 1000:\n"
