@@ -152,8 +152,15 @@ def require_layout(
             f"expected trainer.parallel.ep above 1 with tp of {tp}: experts are divided whole, over ep ranks; "
             "set ep to tp, or to a multiple of it"
         )
-    # With more ranks than experts FSDP divides each expert by its hidden size, and only evenly.
     spread, width = ranks // parallel.hsdp, architecture.hidden_dim
+    for rows, kind in ((architecture.vocabulary, "vocabulary"), (0 if experts else width, "hidden size")):
+        if not fsdp_parts_match_dtensors(rows, tp, spread // tp):
+            raise ConfigError(
+                f"expected FSDP's {spread // tp} parts of what each of {tp} tensor-parallel ranks has of a {kind} of "
+                f"{rows} to be those that PyTorch's DTensors describe, they are not; set trainer.parallel.tp to a "
+                f"divisor of {rows}, such as 1, or raise trainer.parallel.hsdp until fsdp is at most 2"
+            )
+    # With more ranks than experts FSDP divides each expert by its hidden size, and only evenly.
     if spread > experts > 0 and width % (spread // ep):
         raise ConfigError(
             f"expected FSDP's {spread // ep} parts of an expert to divide its hidden size of {width}, with {spread} "
@@ -164,6 +171,24 @@ def require_layout(
             f"expected model.lora.targets of attention alone for a mixture of experts, got {', '.join(targets)}: "
             "experts have no adapters; set model.lora.targets=[q_proj,k_proj,v_proj,o_proj]"
         )
+
+
+def fsdp_parts_match_dtensors(rows: int, tp: int, fsdp: int) -> bool:
+    """Whether FSDP's parts of a tensor that tensor parallelism divides by its rows have the sizes that DTensors assume.
+
+    FSDP divides what each tensor-parallel rank has. A DTensor (`_StridedShard`) takes what one FSDP rank has of all of
+    them together as divided over tensor-parallel ranks, which is another division if the rows are uneven: of 33 over 2
+    and then 4 ranks, the last FSDP rank has 2 + 4 rows, and a DTensor assumes 3 + 3. Weights, checkpoints and
+    publications would be read at the wrong place.
+    """
+    parts = [_chunk_sizes(own, fsdp) for own in _chunk_sizes(rows, tp)]
+    return all(list(sizes) == _chunk_sizes(sum(sizes), tp) for sizes in zip(*parts, strict=True))
+
+
+def _chunk_sizes(rows: int, chunks: int) -> list[int]:
+    """Return the sizes of `torch.chunk`'s chunks, and 0 for those that it leaves out."""
+    size = -(-rows // chunks)
+    return [max(0, min(size, rows - index * size)) for index in range(chunks)]
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:

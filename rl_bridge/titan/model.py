@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -151,7 +152,7 @@ class TitanModel:
         )
         # Between the matrices, activations are sharded along the row.
         self._row_multiple = math.lcm(parallel.tp, COMPILED_MULTIPLE if compile else 1)
-        self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
+        self.parallel_dims = _share_meshes(ParallelDims.from_config(parallelism, dist.get_world_size()))
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
         self._architecture, self._value_head = architecture, value_head
@@ -341,6 +342,30 @@ class TitanModel:
         adapter share the model's storage. They are gathered one by one, so no GPU needs room for the whole model.
         """
         return gather_state(self.sharded_state_dict())
+
+
+_dims_by_world: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[object, ...], ParallelDims]] = (
+    WeakKeyDictionary()
+)
+
+
+def _share_meshes(dims: ParallelDims) -> ParallelDims:
+    """Return the description of the same layout that an earlier model of this process has, with its meshes, if any.
+
+    Meshes of its own would cost a critic, or a further model, a process group for each: memory of the GPU for NCCL's,
+    and of gloo's a thread that wakes up about 100 times a second.
+    """
+    assert dist.group.WORLD is not None
+    layout = (
+        dims.dp_replicate,
+        dims.dp_shard,
+        dims.cp,
+        dims.tp,
+        dims.pp,
+        dims.ep,
+        dims.spmd_backend,
+    )
+    return _dims_by_world.setdefault(dist.group.WORLD, {}).setdefault(layout, dims)
 
 
 def _read_weights(path: Path, state: State) -> None:

@@ -71,6 +71,13 @@ def test_a_token_meets_few_of_the_experts() -> None:
         ),
         (QWEN3_30B_A3B, {"tp": 2}, 4, "expected trainer.parallel.ep above 1 with tp of 2"),
         (QWEN3_30B_A3B, {"tp": 4}, 6, "got 1 x any x 4 and 6; change trainer.parallel"),
+        (
+            QWEN3_8B | {"vocab_size": 32_001},
+            {"tp": 2},
+            8,
+            "4 parts of what each of 2 tensor-parallel ranks has of a vocabulary of 32001",
+        ),
+        (QWEN3_8B | {"intermediate_size": 12_289}, {"tp": 2}, 8, "has of a hidden size of 12289"),
     ],
 )
 def test_a_model_that_its_ranks_cannot_share_is_refused(

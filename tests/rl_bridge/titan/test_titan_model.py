@@ -258,6 +258,14 @@ def test_flash_attention_that_is_not_installed_is_done_without(
     assert caplog.text.count("No module named 'flash_attn_interface'") == 1
 
 
+def test_models_of_one_layout_share_their_meshes(any_checkpoint: Path) -> None:
+    """And so their process groups, of which a trainer of PPO would have twice as many."""
+    one, critic = titan(any_checkpoint), titan(any_checkpoint, value_head=True)
+    assert one.parallel_dims.get_mesh("fsdp") is critic.parallel_dims.get_mesh("fsdp")
+    torch.distributed.destroy_process_group()
+    assert titan(any_checkpoint).parallel_dims is not one.parallel_dims
+
+
 def test_further_options_reach_torchtitan_and_what_other_keys_decide_is_refused(
     any_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

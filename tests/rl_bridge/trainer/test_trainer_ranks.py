@@ -151,20 +151,22 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)  # eight processes on two cores
 @pytest.mark.parametrize(
     ("name", "mesh", "learner"), _meshes([{"hsdp": 2, "tp": 2}], [{"ep": 4, "tp": 2}, {"hsdp": 2, "ep": 4}])
 )
 def test_a_mesh_of_eight_learns_what_one_rank_learns(
     eight: Ranks, tmp_path: Path, name: str, mesh: dict[str, int], learner: str
 ) -> None:
-    _require_same_steps(eight, tmp_path, name, mesh, learner)
+    # A vocabulary of 33 is refused with tp 2 and fsdp 4.
+    _require_same_steps(eight, tmp_path, name, mesh, learner, words=35 if mesh == {"ep": 4, "tp": 2} else 33)
 
 
-def _require_same_steps(many: Ranks, tmp_path: Path, name: str, mesh: dict[str, int], learner: str) -> None:
-    """With 33 words, which no two ranks divide: the same losses, gradient norms and weights, also when resumed."""
+def _require_same_steps(
+    many: Ranks, tmp_path: Path, name: str, mesh: dict[str, int], learner: str, *, words: int = 33
+) -> None:
+    """With words that no two ranks divide: the same losses, gradient norms and weights, also when resumed."""
     policy = make_checkpoint(
-        tmp_path / "policy", name, num_hidden_layers=2, hidden_size=32, head_dim=16, vocab_size=33
+        tmp_path / "policy", name, num_hidden_layers=2, hidden_size=32, head_dim=16, vocab_size=words
     )
     options = {
         "updates_per_iteration": 2,

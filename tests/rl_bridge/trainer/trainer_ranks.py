@@ -1,15 +1,18 @@
 """Real ranks of a trainer, each a process of its own, driven from a test."""
 
 import contextlib
+import functools
+import importlib
 import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +154,30 @@ class RankDiedError(Exception):
     """The process of a rank ended before it answered."""
 
 
+@functools.cache
+def _process_context() -> BaseContext:
+    """How ranks are started: forked from a process that has imported what they need, which takes seconds of a core.
+
+    Not with a GPU: imports ask the driver for it, and a process that was forked after that cannot use it.
+    """
+    context = get_context("spawn" if torch.cuda.is_available() else "forkserver")
+    # The second one is what TorchTitan imports only when a model is made.
+    context.set_forkserver_preload(["rl_bridge.trainer.trainer", "torchtitan.trainer"])
+    if context.get_start_method() == "forkserver":
+        # `Process.start` waits for that process's imports; meanwhile this one imports what `alone` needs.
+        forkserver.ensure_running()
+        importlib.import_module("rl_bridge.trainer.trainer")
+    return context
+
+
 class Ranks:
     """Processes that make up a trainer. They can be given one trainer after another: `call("build", settings)`."""
 
     def __init__(self, folder: Path, count: int, *, timeout_s: float = WAIT_S) -> None:
-        context = get_context("spawn")
+        context = _process_context()
         rendezvous_file = folder / f".meeting-{os.urandom(4).hex()}"
         self._ends: list[Connection] = []
-        self.processes: list[SpawnProcess] = []
+        self.processes: list[BaseProcess] = []
         for index in range(count):
             ours, theirs = context.Pipe()
             arguments = index, count, rendezvous_file, timeout_s, theirs
@@ -240,6 +259,9 @@ def _serve(index: int, count: int, rendezvous_file: Path, timeout_s: float, end:
         method, arguments, named = end.recv()
         try:
             if method == "build":
+                if trainer is not None:
+                    _close_own_groups(trainer)
+                    trainer = None
                 trainer, answer = Trainer(*arguments, rank), None
             elif method in _BY_NAME:
                 answer = _BY_NAME[method](trainer, *arguments)
@@ -248,6 +270,18 @@ def _serve(index: int, count: int, rendezvous_file: Path, timeout_s: float, end:
         except Exception as error:
             answer = error
         end.send(answer)
+
+
+def _close_own_groups(trainer: Any) -> None:
+    """Close what a trainer does not share with the next one: each group of gloo's has a thread that polls.
+
+    Those of the meshes stay: models of one layout share them, and functional collectives look them up by name.
+    """
+    trainer._checkpoints.close()
+    parts = trainer._parts
+    for group in (trainer._checkpoints.group, parts._firsts, parts._siblings):
+        if group is not None:
+            dist.destroy_process_group(group)
 
 
 def _write_slowly(_: Any, seconds: float) -> None:

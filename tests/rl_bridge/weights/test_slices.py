@@ -10,14 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_bridge.errors import WeightsError
+from rl_bridge.titan.architecture import fsdp_parts_match_dtensors
 from rl_bridge.weights import ShardSpec
 from rl_bridge.weights.assembly import SnapshotState, plan_reads, view
-from rl_bridge.weights.snapshot import Box, Contribution, Origin, Publication, Snapshot, layout, own_shards
+from rl_bridge.weights.snapshot import (
+    Box,
+    Contribution,
+    Origin,
+    Publication,
+    Snapshot,
+    dtensor_box,
+    layout,
+    own_shards,
+)
 from rl_bridge.weights.snapshot import Shard as OwnShard
 
 
 @contextmanager
-def rank_of(rank: int, shape: tuple[int, ...]) -> Iterator[torch.distributed.device_mesh.DeviceMesh]:
+def rank_of(
+    rank: int, shape: tuple[int, ...], names: tuple[str, ...] | None = None
+) -> Iterator[torch.distributed.device_mesh.DeviceMesh]:
     """Be a rank of a mesh of ranks that are not there: enough to ask what is whose."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -27,7 +39,7 @@ def rank_of(rank: int, shape: tuple[int, ...]) -> Iterator[torch.distributed.dev
         dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=torch.Size(shape).numel())
     try:
-        yield init_device_mesh("cpu", shape)
+        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
 
@@ -62,6 +74,51 @@ def test_the_shards_of_all_ranks_tile_the_tensor(kind: str, rows: int) -> None:
             assert torch.equal(shard.local, whole[place])
             seen[place] += 1
     assert torch.equal(seen, torch.ones_like(seen))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("rows", "fsdp", "tp", "described"),
+    [
+        (32, 4, 2, True),
+        (33, 2, 2, True),
+        (35, 4, 2, True),
+        (33, 4, 2, False),
+        (63, 4, 4, True),
+        (35, 4, 4, False),
+        (37, 3, 2, False),
+    ],
+)
+def test_layouts_are_refused_whose_parts_dtensors_do_not_describe(
+    rows: int, fsdp: int, tp: int, described: bool
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    wrong = 0
+    for rank in range(fsdp * tp):
+        with rank_of(rank, (fsdp, tp), ("fsdp", "tp")) as mesh:
+            layer = torch.nn.Linear(2, rows, bias=False)
+            whole = torch.arange(rows * 2.0).view(rows, 2)
+            weight = distribute_tensor(whole, mesh["tp"], [Shard(0)], src_data_rank=None)
+            layer.weight = torch.nn.Parameter(weight)
+            fully_shard(layer, mesh=mesh["fsdp"])
+            assert isinstance(layer.weight, DTensor)
+            local = layer.weight.to_local().detach()
+            # On its own mesh, which is joined from two, a rank that is not there has no coordinate.
+            tensor = DTensor.from_local(
+                local,
+                mesh,
+                layer.weight.placements,
+                run_check=False,
+                shape=whole.shape,
+                stride=whole.stride(),
+            )
+            box = dtensor_box(tensor)
+            place = box.index_in(Box.of_shape(whole.shape))
+            wrong += tuple(local.shape) != box.shape or not torch.equal(local, whole[place])
+    assert bool(wrong) is not described
+    assert fsdp_parts_match_dtensors(rows, tp, fsdp) is described
 
 
 @pytest.mark.heavy
