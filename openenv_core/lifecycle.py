@@ -214,7 +214,7 @@ def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
     """Keep the episode in each call, but those by `super().step()`, which are part of the call in progress."""
 
     def step(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
-        kept = self.KEEPS_EPISODES and not (_may_list(type(action)) and _is_list(action))
+        kept = self.KEEPS_EPISODES and not _is_list(action)
         if not kept or (episode := episode_of(self)).busy:
             return method(self, action, *values, **options)
         _begin_step(episode)
@@ -278,7 +278,8 @@ _WRAPPERS: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def _is_list(action: Any) -> bool:
     """Whether an action lists the tools, which is no step."""
-    return getattr(action, "type", None) == "list_tools"
+    model: type = type(action)
+    return _may_list(model) and getattr(action, "type", None) == "list_tools"
 
 
 @lru_cache(maxsize=_MAX_CACHED)
