@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,7 +24,6 @@ from openenv_core.protocol import errors, jsonrpc
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from servers.sessions.batch import MemberCall
     from servers.sessions.slots import SessionSlots
 
 METRICS_PATH: Final = "/metrics"
@@ -112,6 +111,19 @@ class SharedCounts:
         return self._rows()
 
 
+class _Call(Protocol):
+    """One call of a batched request."""
+
+    spent_s: float
+
+    @property
+    def is_read(self) -> bool: ...
+    @property
+    def outcome(self) -> Any: ...
+    @property
+    def options(self) -> Any: ...
+
+
 @dataclass(slots=True)
 class CallCounts:
     """Answered calls of one kind.
@@ -195,7 +207,7 @@ class ServerMetrics:
 
     # Counting
 
-    def observe_batch(self, calls: "Sequence[MemberCall]", seconds: float, sequential: bool) -> None:
+    def observe_batch(self, calls: "Sequence[_Call]", seconds: float, sequential: bool) -> None:
         """Count the calls that one frame answers.
 
         Args:
