@@ -5,13 +5,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from openenv_core.watchdog import Watchdog
 from servers.execution import keep
-
-if TYPE_CHECKING:
-    from servers.protocols import SocketProtocol
 
 logger = logging.getLogger("servers")
 
@@ -21,10 +18,20 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Frame: TypeAlias = str | bytes
 
 FAST_PATH_EXTENSION: Final = "ropewalk.fast_path"
-"""Key of the ASGI scope extension that holds the server's `SocketProtocol`, if it is ours."""
+"""Key of the ASGI scope extension that holds the server's protocol object, if it is ours."""
 
 MAX_UNSENT: Final = 32
 """Unsent frames with which no further frame is read."""
+
+
+class FastPath(Protocol):
+    """The server's protocol object, if it is ours; see `servers.protocols`."""
+
+    def connect(self, receive: Receive, send: Send, send_timeout_s: float) -> "Connection":
+        """Return a connection that passes whole frames beside ASGI."""
+
+    def abort(self) -> None:
+        """Drop the connection at once, with all unread data."""
 
 
 class Connection:
@@ -183,7 +190,7 @@ class Connection:
 
 def connect(scope: Message, receive: Receive, send: Send, send_timeout_s: float) -> Connection:
     """Return the connection of an ASGI scope."""
-    protocol: SocketProtocol | None = (scope.get("extensions") or {}).get(FAST_PATH_EXTENSION)
+    protocol: FastPath | None = (scope.get("extensions") or {}).get(FAST_PATH_EXTENSION)
     if protocol is None:
         return Connection(receive, send, send_timeout_s)
     # Middleware that wraps these has to see every message.

@@ -19,7 +19,7 @@ from functools import partial
 from sys import float_info
 from time import perf_counter
 from types import CoroutineType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from openenv_core import Action, Environment, Observation, unscored_reason
 from openenv_core.outcomes import SCORES, UNSCORED, is_plain
@@ -30,14 +30,19 @@ from openenv_core.protocol.frames import ReadState, Reset
 from openenv_core.tools import is_tool_host
 from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep, outcome_of_awaitable, plan_of, wait_cancelled
-from servers.metrics import BUCKETS_S, RESET, STEP, CallCounts
+from servers.execution import (
+    CLOSE_TIMEOUT_S,
+    FATAL,
+    Executor,
+    keep,
+    outcome_of_awaitable,
+    plan_of,
+    wait_cancelled,
+)
+from servers.metrics import BUCKETS_S, RESET, STEP, CallCounts, ServerMetrics
 from servers.sessions.queue import Slot
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.threads import Outcome, ThreadCall, ThreadPool, containable, outcome_of
-
-if TYPE_CHECKING:
-    from servers.sessions.table import SessionTable
 
 logger = logging.getLogger("servers")
 
@@ -274,6 +279,17 @@ class MethodRequest(NamedTuple):
     wait: Callable[[Any], Awaitable[Any]] | None = None
 
 
+class _Table(Protocol):
+    """The part of `SessionTable` that a session uses."""
+
+    step_timeout_s: float | None
+    metrics: ServerMetrics
+    executor: Executor
+
+    def expire(self, session: "EnvironmentSession") -> RefusalError:
+        """End a session whose call exceeded its deadline; return the error for the call's caller."""
+
+
 class EnvironmentSession:
     """One environment with an id and an owner, independent of the connection that it is used over.
 
@@ -310,7 +326,7 @@ class EnvironmentSession:
 
     def __init__(
         self,
-        table: "SessionTable",
+        table: _Table,
         environment: Environment[Any, Any, Any],
         pool: ThreadPool,
         slot: Slot,
