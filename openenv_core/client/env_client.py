@@ -77,7 +77,9 @@ def waits_without_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[
     @wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> Any:
         client = cast("EnvClient[Any, Any, Any]", args[0])
-        if (loop := _running_loop()) is None:
+        try:  # not by `_running_loop`: each step comes here
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
             return client._run(method, *args, **options)
         coroutine = method(*args, **options)
         return coroutine if client._session.loop is loop else _NotAwaited(coroutine)

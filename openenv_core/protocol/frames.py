@@ -405,7 +405,10 @@ def encode_request(kind: str, data: Any = None) -> bytes:
     """Encode a frame; `data` is a model or plain value; None omits the key."""
     if data is None:
         return b'{"type":"%b"}' % kind.encode()
-    body = encode_model(data) if isinstance(data, BaseModel) else dumps(data)
+    if isinstance(data, BaseModel):  # not by `encode_model`: each step comes here
+        body = data.__pydantic_serializer__.to_json(data, fallback=to_plain, warnings=False)
+    else:
+        body = dumps(data)
     return b'{"type":"%b","data":%b}' % (kind.encode(), body)
 
 

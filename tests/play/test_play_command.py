@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,10 @@ def test_person_plays_in_a_terminal() -> None:
 def test_two_people_play_at_a_table() -> None:
     with serve(app="kuhn") as server:
         words = ("play", f"http://{server.address}", "--table", "ours")
-        with in_terminal(*words, "--seed", "3") as first, in_terminal(*words, "--seat", "second") as second:
-            for terminal in (first, second):
-                terminal.until("waiting for the other players ...")
+        with in_terminal(*words, "--seed", "3") as first, ExitStack() as stack:
+            first.until("waiting for the other players ...")  # whoever comes first chooses the options
+            second = stack.enter_context(in_terminal(*words, "--seat", "second"))
+            second.until("waiting for the other players ...")
             first.until("You are the first player and hold J. Moves so far: none. Pass or bet?")
             first.until("\naction (pass|bet): ")
             assert "You are" not in second.shown

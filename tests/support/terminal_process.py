@@ -85,7 +85,9 @@ class TerminalProcess:
             time.sleep(0.01)
 
     def _more(self, deadline: float) -> bool:
-        ready, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))
+        poll = select.poll()
+        poll.register(self._terminal, select.POLLIN)
+        ready = poll.poll(1000 * max(0.0, deadline - time.monotonic()))
         if not ready:
             raise AssertionError(f"expected more by now, got: {self.shown}")
         try:
