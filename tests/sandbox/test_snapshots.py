@@ -280,7 +280,9 @@ async def test_an_answer_of_a_process_that_is_killed_at_the_same_time_costs_no_o
 
     def kill_after_answer() -> bool:
         workspace.put("go", b"")
-        assert select.select([worker.control], [], [], DEADLINE_S)[0]
+        poll = select.poll()
+        poll.register(worker.control, select.POLLIN)
+        assert poll.poll(1000 * DEADLINE_S)
         return kill()
 
     monkeypatch.setattr(worker.processes, "kill_running", kill_after_answer)
