@@ -86,21 +86,21 @@ class _Reset:
         self.options |= {name: value for name, value in common if name in accepted}
         environment.rng = Random(seed)
         episode_id = str(uuid4()) if episode_id is None else episode_id
-        environment._episode = episode = Episode(models_of(cls).state(episode_id=episode_id, seed=seed))
-        episode.busy = True
+        self._episode = environment._episode = Episode(models_of(cls).state(episode_id=episode_id, seed=seed))
+        self._episode.busy = True
 
     def fail(self, error: BaseException) -> None:
         """Go on with the episode before, if the author refused an option; not with a rubric, which has been reset."""
         if self._nested:
             return
         environment = self._environment
-        episode_of(environment).busy = False
+        self._episode.busy = False
         if isinstance(error, InvalidResetOptionError) and environment.rubric is None:
             environment._episode, environment.rng = self._before
 
     def finish(self, observation: Any) -> Any:
         """Return what the author's method returned, as it is sent."""
-        return observation if self._nested else _finish(self._environment, observation)
+        return observation if self._nested else _finish(self._environment, self._episode, observation)
 
 
 def _begin_step(episode: Episode) -> None:
@@ -119,21 +119,15 @@ def _undo_step(episode: Episode) -> None:
     episode.busy = False
 
 
-def _finish(environment: Any, result: Any) -> Any:
+def _finish(environment: Any, episode: Episode, result: Any) -> Any:
     """Return what the author's method returned, as it is sent; the end of the episode is kept."""
-    episode = episode_of(environment)
     episode.busy = False
-    if isinstance(
-        result, dict
-    ):  # of a `MultiAgentEnvironment`; checks of models and abstract classes are slow
-        episode.over = False not in [each.done for each in result.values()]
-    elif isinstance(result, Observation):
+    if isinstance(result, Observation):
         result = environment._apply_transform(result)
-        episode.over = result.done
-    elif isinstance(result, Mapping):
-        episode.over = all(each.done for each in result.values())
-    else:
-        episode.over = getattr(result, "done", False)
+    elif isinstance(result, Mapping):  # of a `MultiAgentEnvironment`
+        episode.over = False not in [each.done for each in result.values()]
+        return result
+    episode.over = getattr(result, "done", False)
     return result
 
 
@@ -227,7 +221,7 @@ def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             _undo_step(episode)
             raise
-        return _finish(self, observation)
+        return _finish(self, episode, observation)
 
     async def step_async(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
         kept = self.KEEPS_EPISODES and not _is_list(action)
@@ -241,7 +235,7 @@ def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             _undo_step(episode)
             raise
-        return _finish(self, observation)
+        return _finish(self, episode, observation)
 
     return _author(method, step_async if inspect.iscoroutinefunction(method) else step)
 
@@ -259,8 +253,8 @@ def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
             _undo_step(episode)
             raise
         if inspect.isawaitable(result):
-            return Pending(result, partial(_finish, self), lambda _: _undo_step(episode))
-        return _finish(self, result)
+            return Pending(result, partial(_finish, self, episode), lambda _: _undo_step(episode))
+        return _finish(self, episode, result)
 
     return _author(method, call_tool)
 

@@ -207,7 +207,7 @@ class ServerMetrics:
 
     # Counting
 
-    def observe_batch(self, calls: "Sequence[_Call]", seconds: float, sequential: bool) -> None:
+    def observe_batch(self, calls: Sequence[_Call], seconds: float, sequential: bool) -> None:
         """Count the calls that one frame answers.
 
         Args:

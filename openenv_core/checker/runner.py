@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -112,7 +112,8 @@ class _Worker:
 
     def _describe_end(self, stuck_pid: int | None) -> str:
         if stuck_pid is not None:
-            os.kill(stuck_pid, signal.SIGABRT)  # faulthandler dumps its threads, and it ends
+            with suppress(ProcessLookupError):
+                os.kill(stuck_pid, signal.SIGABRT)  # faulthandler dumps its threads, and it ends
         try:
             status = self._guard.wait(DEADLINE_MARGIN_S)
         except subprocess.TimeoutExpired:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from openenv_core.adapters.episode import fetch_schema
 from openenv_core.checker import drawing
@@ -37,9 +37,6 @@ from openenv_core.targets import (
     target_of,
 )
 from openenv_core.types import StepResult
-
-if TYPE_CHECKING:
-    pass
 
 Client: TypeAlias = SyncEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]
 

@@ -104,9 +104,7 @@ class GameTable:
         self._game: Any = None
         self.policies = dict(policies)
         self._rng = Random(0)
-        self._unseen: dict[
-            str, Any
-        ] = {}  # rewards of seats since their last reply, which all have that saw more
+        self._unseen: dict[str, Any] = {}  # rewards since a seat's last reply, if it has seen anything
         self._turn: Sequence[str] = ()  # without those that have ended
         self._expected = 0  # actions of players that the game waits for
         self._continuing: asyncio.Handle | None = None  # the policies' next moves

@@ -84,6 +84,8 @@ class SessionSlots:
     def release(self, owner: str) -> None:
         """Return one slot of an owner."""
         self._in_use[owner] -= 1
+        if not self._in_use[owner]:
+            del self._in_use[owner]
 
     @property
     def ending(self) -> int:
