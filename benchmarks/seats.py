@@ -1,6 +1,7 @@
 """Steps/s of tables of two seats in one batch, compared with as many sessions of one player each.
 
-The game counts what is said. In alternating rounds, over one connection:
+The game counts what is said, by both seats at once. In alternating rounds, over one connection. A table is one
+session, which acts for both seats at once or for one after the other, or two sessions that meet there.
   python -m benchmarks.seats             about half a minute
   python -m benchmarks.seats --quick     does it run?
 """
@@ -9,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks.harness import Bar, Benchmark, Measurements, at_least, in_rounds, main, ratio, setting
 from benchmarks.processes import serve_command, serving
@@ -68,7 +69,7 @@ class Together(MultiAgentEnvironment[Say, Sum]):
         return {seat: Sum(total=totals[seat], reward=float(actions[seat].number)) for seat in self.seats}
 
 
-SESSIONS: Final = 1024
+SESSIONS: Final = 1280
 alone = create_app(Alone, max_concurrent_envs=SESSIONS)
 together = create_app(Together, max_concurrent_envs=SESSIONS)
 
@@ -82,10 +83,30 @@ class Plan:
     steps: int = setting(60, quick=3)
 
 
-_SUBJECTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
-    "sessions of one player": ("alone", {}),
-    "sessions that meet at tables": ("together", {"table": "lobby"}),
-    "sessions with both seats": ("together", {"seat": "all"}),
+class _Subject(NamedTuple):
+    """Sessions to step.
+
+    Attributes:
+        app: Its app.
+        options: Options of the reset.
+        action: The action of each step.
+        seats: How many seats each step acts for.
+    """
+
+    app: str
+    options: Mapping[str, Any]
+    action: Mapping[str, Any]
+    seats: int = 1
+
+
+_SAY: Final = {"number": 1}
+_SUBJECTS: Final = {
+    "sessions of one player": _Subject("alone", {}, _SAY),
+    "tables, both seats at once": _Subject(
+        "together", {"seat": "all"}, {"seats": {"left": _SAY, "right": _SAY}}, 2
+    ),
+    "tables, one seat after the other": _Subject("together", {"seat": "all"}, _SAY),
+    "tables at which sessions meet": _Subject("together", {"table": "lobby"}, _SAY),
 }
 
 
@@ -101,29 +122,29 @@ def measure(plan: Plan, measurements: Measurements) -> None:
 
 async def _measure(plan: Plan, measurements: Measurements, urls: Mapping[str, str]) -> None:
     clients = {
-        name: await GenericEnvClient(urls[app]).vector(2 * plan.tables)
-        for name, (app, _) in _SUBJECTS.items()
+        name: await GenericEnvClient(urls[subject.app]).vector(2 * plan.tables // subject.seats)
+        for name, subject in _SUBJECTS.items()
     }
     try:
         for _, subject in in_rounds(plan.rounds, tuple(_SUBJECTS), ""):
-            rate = await _play(clients[subject], _SUBJECTS[subject][1], plan)
+            rate = await _play(clients[subject], _SUBJECTS[subject], plan)
             measurements.add(STEPS, subject, f"{plan.tables} tables", rate)
     finally:
         for client in clients.values():
             await client.close()
 
 
-async def _play(client: VectorClient, options: Mapping[str, Any], plan: Plan) -> float:
-    """Return the steps/s of all members."""
-    await client.ask("reset", options=options)
-    actions = [{"number": 1}] * (2 * plan.tables)
+async def _play(client: VectorClient, subject: _Subject, plan: Plan) -> float:
+    """Return the steps/s of all seats."""
+    await client.ask("reset", options=subject.options)
+    actions = [subject.action] * (2 * plan.tables // subject.seats)
     began = time.perf_counter()
     for _ in range(plan.steps):
         # What is kept would be looked at by each garbage collection of this process.
         for reply in await client.ask("step", actions=actions):
             assert "errors" not in reply.fields, str(reply.fields["errors"])[:1000]
     took_s = time.perf_counter() - began
-    return len(actions) * plan.steps / took_s
+    return 2 * plan.tables * plan.steps / took_s
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:

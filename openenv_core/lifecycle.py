@@ -122,9 +122,10 @@ def _undo_step(episode: Episode) -> None:
 def _finish(environment: Any, episode: Episode, result: Any) -> Any:
     """Return what the author's method returned, as it is sent; the end of the episode is kept."""
     episode.busy = False
-    if isinstance(result, Observation):
+    is_dict = type(result) is dict  # asked first: `isinstance` of an abstract class is slow
+    if not is_dict and isinstance(result, Observation):
         result = environment._apply_transform(result)
-    elif isinstance(result, Mapping):  # of a `MultiAgentEnvironment`
+    elif is_dict or isinstance(result, Mapping):  # of a `MultiAgentEnvironment`
         episode.over = False not in [each.done for each in result.values()]
         return result
     episode.over = getattr(result, "done", False)
@@ -141,7 +142,7 @@ def keep_episodes(cls: type, base: type) -> None:
     Raises:
         ConfigurationError: The state's class has a field without a default.
     """
-    cls._models = Models(*type_arguments(cls, base))  # type: ignore[attr-defined]
+    keep_models(cls, base)
     kept = inspect.getattr_static(cls, "state") is vars(base)["state"]
     cls.KEEPS_EPISODES = kept  # type: ignore[attr-defined]
     said = [
@@ -365,8 +366,16 @@ class Models:
         self.state = state if isinstance(state, type) and issubclass(state, State) else State
 
 
+def keep_models(cls: type, base: type) -> None:
+    """Have `models_of` return the models that a class gives this generic base."""
+    cls._models = Models(*_type_arguments(cls, base))  # type: ignore[attr-defined]
+
+
 def models_of(cls: type) -> Models:
-    """Return the models in the type arguments of a class's base: `class Dice(Environment[Guess, Face])`."""
+    """Return the models in the type arguments of a class's base: `class Dice(Environment[Guess, Face])`.
+
+    Those of a `MultiAgentEnvironment` are of one seat.
+    """
     return cls._models  # type: ignore[attr-defined,no-any-return]
 
 
@@ -398,7 +407,7 @@ def default_cap(factory: Any) -> int:
     return DEFAULT_SESSIONS if kept and factory.SUPPORTS_CONCURRENT_SESSIONS else 1
 
 
-def type_arguments(cls: type, environment: type) -> tuple[Any, Any, Any]:
+def _type_arguments(cls: type, environment: type) -> tuple[Any, Any, Any]:
     """Return the arguments that a class gives a generic base: `Environment[...]`; None for each that it leaves open."""
 
     def search(owner: type, values: Mapping[Any, Any]) -> list[Any] | None:

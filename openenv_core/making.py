@@ -8,9 +8,11 @@ from openenv_core.client.settings import named_parameters
 from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.lifecycle import models_of
+from openenv_core.multi_agent import MultiAgentEnvironment
 from openenv_core.one_file import import_file, read_file
 from openenv_core.packages import import_ours
 from openenv_core.targets import TargetKind, require_package, split_path, target_of
+from openenv_core.types import State
 
 
 def make(
@@ -105,5 +107,7 @@ def client_of_file(target: str) -> type[EnvClient[Any, Any, Any]] | None:
     models = models_of(cls := getattr(import_file(path), name))
     if hasattr(cls, "TOOLSET"):
         return MCPToolClient
-    types = {"action_type": models.action, "observation_type": models.observation, "state_type": models.state}
+    # The state of a seat is the server's, not the game's.
+    state = State if issubclass(cls, MultiAgentEnvironment) else models.state
+    types = {"action_type": models.action, "observation_type": models.observation, "state_type": state}
     return type(f"{name}Client", (EnvClient,), {**types, "__doc__": cls.__doc__})

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Generic, TypeAlias
 
 from openenv_core.environment import Environment, StateT
 from openenv_core.errors import ConfigurationError
+from openenv_core.lifecycle import keep_models
 from openenv_core.types import ActT, ObsT
 
 SeatPolicy: TypeAlias = Callable[[Any, Random], Any]
@@ -89,6 +90,7 @@ class MultiAgentEnvironment(
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        keep_models(cls, MultiAgentEnvironment)
         name = cls.__qualname__
         if inspect.isabstract(cls) or not cls.seats:
             return

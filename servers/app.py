@@ -141,7 +141,9 @@ class EnvironmentApp(FastAPI):
         self.tooling = Tooling(served.factory, served.action)
         self.sockets = Sockets(self.sessions, settings.send_timeout_s)
         schemas = describe_each(served.models)
-        decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=self._in_production)
+        decoder: RequestDecoder[Any] = RequestDecoder(
+            served.action, self._in_production, getattr(served.factory, "SEAT_ACTIONS", None)
+        )
         rpc = JsonRpc(self.sessions, self.tooling)
         encoder = ObservationEncoder(schemas["observation"], schemas["reset_observation"])
         batches = BatchDialect(decoder, encoder, metrics)

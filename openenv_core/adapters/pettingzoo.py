@@ -39,7 +39,8 @@ class _ServedAgents:
     """A session with all seats of a served environment, for either of PettingZoo's interfaces.
 
     Attributes:
-        turn: The agent that acts next; at the end the one that PettingZoo removes first.
+        turn: The agents that act next.
+        selected: The first of them; at the end the one that PettingZoo removes first.
         over: Whether all agents have ended.
     """
 
@@ -51,7 +52,8 @@ class _ServedAgents:
         self.metadata: dict[str, Any] = {"name": target, "render_modes": []}
         self.render_mode = None
         self.agents: list[str] = []
-        self.turn, self.over = seats[0], False
+        self.turn: list[str] = []
+        self.selected, self.over = seats[0], False
 
     def observation_space(self, agent: str) -> Space[Any]:
         """Return the space of an agent's observations."""
@@ -72,14 +74,15 @@ class _ServedAgents:
         self.agents = [agent for agent in self.possible_agents if agent in seen]
         return seen
 
-    def _act(self, action: Any) -> dict[str, _Seen]:
-        """Act for the agent whose turn it is; return what agents have seen since."""
-        return self._read(self._client.step(self._action_fields[self.turn].write(action)))
+    def _act(self, actions: Mapping[str, Any]) -> dict[str, _Seen]:
+        """Act for agents whose turn it is; return what agents have seen since."""
+        fields = {agent: self._action_fields[agent].write(action) for agent, action in actions.items()}
+        return self._read(self._client.step_seats(fields))
 
     def _read(self, result: StepResult[Any]) -> dict[str, _Seen]:
         metadata = result.metadata or {}
         try:
-            self.turn, self.over = metadata["seat"], result.done
+            self.selected, self.turn, self.over = metadata["seat"], metadata["turn"], result.done
             # An agent that acts after others at once has seen before what it is shown now.
             own = {
                 "observation": result.observation,
@@ -89,7 +92,7 @@ class _ServedAgents:
             }
             return {
                 agent: self._read_seat(agent, seen)
-                for agent, seen in {self.turn: own, **metadata["others"]}.items()
+                for agent, seen in {self.selected: own, **metadata["others"]}.items()
             }
         except (LookupError, TypeError, ValueError) as error:
             raise ProtocolError(f"expected an observation of a game of several seats: {error!r}") from error
@@ -150,7 +153,7 @@ class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
             self._was_dead_step(action)
             return
         self._cumulative_rewards[agent] = 0.0
-        self._take(self._act(action))
+        self._take(self._act({agent: action}))
         if not self.over:
             self._deads_step_first()
 
@@ -159,7 +162,7 @@ class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
         return self._observations[agent]
 
     def _take(self, seen: Mapping[str, _Seen]) -> None:
-        self.agent_selection = self.turn
+        self.agent_selection = self.selected
         for agent in self.agents:
             self.rewards[agent] = 0.0
             if agent in seen:
@@ -197,10 +200,10 @@ class ServedParallelEnv(_ServedAgents, ParallelEnv[str, Any, Any]):
         rewards = dict.fromkeys(self.agents, 0.0)
         waiting = set(self.agents)
         while waiting and not self.over:
-            if (agent := self.turn) not in waiting:
-                raise ConfigurationError(f"agent {agent} acts before {sorted(waiting)}; use ServedAECEnv")
-            waiting.remove(agent)
-            seen = self._act(actions[agent])
+            if not waiting.issuperset(self.turn):
+                raise ConfigurationError(f"{self.turn} act before {sorted(waiting)}; use ServedAECEnv")
+            waiting.difference_update(self.turn)
+            seen = self._act({agent: actions[agent] for agent in self.turn})
             latest |= seen
             for each, one in seen.items():
                 rewards[each] += one.reward

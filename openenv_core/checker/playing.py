@@ -4,9 +4,10 @@ import copy
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self, TypeAlias
 
 from openenv_core.checker.check import CheckError
@@ -112,8 +113,13 @@ class LocalEnvironment:
 
     def _call(self, method: Callable[..., Any], *values: Any, **options: Any) -> Any:
         try:
-            result = method(*values, **options)
-            return shared_loop().run(_await, result) if inspect.isawaitable(result) else result
+            call = partial(method, *values, **options)
+            if not getattr(self._instance, "BLOCKING", True):  # a server calls it on its event loop
+                return shared_loop().run(_call_and_await, call)
+            result = call()
+            return (
+                shared_loop().run(_call_and_await, lambda: result) if inspect.isawaitable(result) else result
+            )
         except Exception as error:
             raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
 
@@ -138,8 +144,9 @@ def _accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> di
     return {name: value for name, value in options.items() if name in parameters}
 
 
-async def _await(value: Awaitable[Any]) -> Any:
-    return await value
+async def _call_and_await(call: Callable[[], Any]) -> Any:
+    result = call()
+    return await result if inspect.isawaitable(result) else result
 
 
 @dataclass(frozen=True, slots=True)

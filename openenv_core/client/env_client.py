@@ -434,6 +434,23 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         return result
 
     @waits_without_loop
+    async def step_seats(self, actions: Mapping[str, ActT]) -> StepResult[ObsT]:
+        """Act for several seats of the session at once, in one request; see docs/players.md.
+
+        Args:
+            actions: An action for each of these seats, whose turn it is: `result.metadata["turn"]` has them.
+
+        Raises:
+            ValidationFailedError: It is not the turn of one of the seats, or an action is not allowed.
+            OpenEnvError: As `step`.
+        """
+        data = {"seats": {seat: self._step_payload(action) for seat, action in actions.items()}}
+        payload = await self._session.request(encode_request("step", data), "observation")
+        result = self._parse_result(payload)
+        _add_metadata(result, payload)
+        return result
+
+    @waits_without_loop
     async def state(self) -> StateT:
         """Return the episode's state.
 
@@ -612,6 +629,10 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action; see `EnvClient.step`."""
         return self._client._run(self._client.step, action)
+
+    def step_seats(self, actions: Mapping[str, ActT]) -> StepResult[ObsT]:
+        """Act for several seats at once; see `EnvClient.step_seats`."""
+        return self._client._run(self._client.step_seats, actions)
 
     def state(self) -> StateT:
         """Return the episode's state; see `EnvClient.state`."""

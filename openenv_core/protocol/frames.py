@@ -10,9 +10,11 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar, 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     PlainValidator,
     StrictInt,
+    Tag,
     TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -57,6 +59,11 @@ _LEFT_IN_PRODUCTION = "mcp, close"
 _TYPES = f"reset, step, state, {_LEFT_IN_PRODUCTION}"
 _STEP_HEADS: Final = ('{"type":"step","data":', '{"type": "step", "data": ')
 """How nearly all steps begin: as our encoder writes them, and as `json.dumps` does."""
+
+
+_OF_ONE: Final = "<an action>"
+_OF_SEATS: Final = "<actions by seat>"
+"""Tags of a step's data, which pydantic puts into the locations of errors."""
 
 
 class ResetOptions(BaseModel):
@@ -166,10 +173,22 @@ class RequestDecoder(Generic[ActT]):
     Args:
         action_type: The action model, or a union of models.
         production: Whether reset, step and state are rejected as unknown.
+        seat_actions: The model of actions for several seats at once, which have a field `seats`; None for an
+            environment of one player.
     """
 
-    def __init__(self, action_type: type[ActT], production: bool = False) -> None:
+    def __init__(
+        self, action_type: type[ActT], production: bool = False, seat_actions: type[BaseModel] | None = None
+    ) -> None:
         read = _union_of(action_type)
+        self._read_actions = _make_list_reader(read)
+        self._read_seat_actions = self._read_actions
+        if seat_actions is not None:
+            self._read_seat_actions = _make_list_reader(seat_actions)
+            read = Annotated[
+                Annotated[read, Tag(_OF_ONE)] | Annotated[seat_actions, Tag(_OF_SEATS)],
+                Discriminator(_tag_of),
+            ]
         build: Any = create_model  # its overloads do not support types made at run time
         step: Any = build("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(read, ...))
         kinds = (
@@ -184,8 +203,6 @@ class RequestDecoder(Generic[ActT]):
             [build(kind.__name__, __base__=(NumberedFrame, kind)) for kind in kinds]
         )
         self._read_action = TypeAdapter(read).validator.validate_json
-        union: Any = list[read]  # type: ignore[valid-type]  # made at run time
-        self._read_actions = TypeAdapter(union).validator.validate_json
         step_body = build("_StepBody", __base__=StepOptions, action=(read, ...))
         self._read_step = TypeAdapter(step_body).validator.validate_json
 
@@ -253,8 +270,12 @@ class RequestDecoder(Generic[ActT]):
 
         In place of an invalid action the list has its error: a RefusalError, or whatever an author's validator raised.
         """
+        # Which of the two is decided once: for a union it would take as long as the rest.
+        are_of_seats = rows[0].startswith(b'{"seats":')
         try:
-            return self._read_actions(b"[%b]" % b",".join(rows))  # type: ignore[no-any-return]
+            return (self._read_seat_actions if are_of_seats else self._read_actions)(
+                b"[%b]" % b",".join(rows)
+            )
         except Exception:
             return [self._action_or_error(row, size) for row in rows]
 
@@ -262,13 +283,24 @@ class RequestDecoder(Generic[ActT]):
         try:
             return self._read_action(text)  # type: ignore[no-any-return]
         except ValidationError as error:
-            raise invalid_message(faults_of(error, size)) from None
+            raise invalid_message(_faults_of(error, size)) from None
 
     def _action_or_error(self, text: bytes, size: int) -> ActT | Exception:
         try:
             return self._action(text, size)
         except Exception as error:
             return error
+
+
+def _tag_of(action: Any) -> str:
+    return _OF_SEATS if isinstance(action, dict) and "seats" in action else _OF_ONE
+
+
+def _faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:
+    faults = faults_of(error, size)
+    for fault in faults:
+        fault["loc"] = [part for part in fault["loc"] if part not in (_OF_ONE, _OF_SEATS)]
+    return faults
 
 
 def _request_of(frame: Any) -> "Request[Any]":
@@ -281,6 +313,10 @@ def _request_of(frame: Any) -> "Request[Any]":
         case "mcp":
             return Mcp(frame.data)
     return CLOSE
+
+
+def _make_list_reader(kind: Any) -> Callable[[bytes], Any]:
+    return TypeAdapter(list[kind]).validator.validate_json
 
 
 def _make_reader(kinds: list[Any]) -> Callable[[str], Any]:
@@ -388,7 +424,7 @@ def _invalid_json(reason: str) -> RefusalError:
 
 
 def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
-    errors = faults_of(error, size)
+    errors = _faults_of(error, size)
     kind, message = errors[0]["type"], errors[0]["msg"]
     if kind == "json_invalid":
         return _invalid_json(message)

@@ -48,7 +48,9 @@ def task_text(names: EnvironmentNames, path: Path, name: str) -> str:
         action=models.action.__name__,
         observation=models.observation.__name__,
         prefix=names.prefix,
-        rules=f"{inspect.getdoc(cls) or names.title}\n{describe_answer(models.action)}".replace('"""', "'"),
+        rules=f"{inspect.cleandoc(cls.__doc__ or names.title)}\n{describe_answer(models.action)}".replace(
+            '"""', "'"
+        ),
         shown=f'f"{lines}"' if fields else '""',
     )
 

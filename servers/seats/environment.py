@@ -4,16 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from types import new_class
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal
 from uuid import uuid4
 
-from pydantic import Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from openenv_core import Environment, EnvironmentMetadata, Observation, State
 from openenv_core.environment import StateT
 from openenv_core.errors import ConfigurationError, EpisodeOverError
-from openenv_core.lifecycle import type_arguments
+from openenv_core.lifecycle import models_of
 from openenv_core.multi_agent import MultiAgentEnvironment, SeatPolicy
+from openenv_core.protocol.errors import VALIDATION_ERROR, RefusalError
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.types import ActT, ObsT
 from servers.execution import keep
@@ -23,6 +24,18 @@ MAX_NAME_CHARS: Final = 200
 """Longest name of a table."""
 
 ALL: Final = "all"
+
+
+class SeatActions(BaseModel, Generic[ActT]):
+    """The step of a session that acts for several of its seats at once.
+
+    Attributes:
+        seats: An action for each of these seats.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    seats: Annotated[dict[str, ActT], Field(min_length=1)]
 
 
 class SeatState(State):
@@ -51,17 +64,19 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
       the table gathers players for another episode. None: nobody else sits here.
     - `policies`: names of the class's policies by seat. Without a table, seats that nobody has are played by the first.
 
-    A session that plays several seats acts for one after another. Each observation is that of the seat in its
-    metadata's `seat`, with the reward of that seat since the last reply; `others` there has what the session's other
-    seats have seen since.
+    A session that plays several seats acts for one after another, or, by `SeatActions`, for those at once that are in
+    its metadata's `turn`. Each observation is that of the seat in the metadata's `seat`, the first of them, with the
+    reward of that seat since the last reply; `others` there has what the session's other seats have seen since.
 
     Attributes:
         GAME: The class of the game.
+        SEAT_ACTIONS: The model of actions for several seats at once.
         on_absence: Called if the player has not acted in time, and has lost its seats.
     """
 
     BLOCKING = False
     GAME: ClassVar[type[MultiAgentEnvironment[Any, Any, Any]]]
+    SEAT_ACTIONS: ClassVar[type[SeatActions[Any]]]
     _gathering: ClassVar[dict[str, GameTable]]
     """The tables that wait for players, by name."""
 
@@ -100,27 +115,33 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             return self._join(table, seat, seat_policies, game_options, state)
         return self._sit_alone(seat, seat_policies, {**game_options, "episode_id": episode_id}, state)
 
-    def step(self, action: ActT, /) -> Any:
-        """Act for the seat whose turn it is; return its next observation, or an awaitable of it.
+    def step(self, action: ActT | SeatActions[ActT], /) -> Any:
+        """Act for the first of the seats whose turn it is, or for several; return what comes next, or an awaitable.
 
         Raises:
             EpisodeOverError: No episode is under way, or the session's seats have ended.
-            Exception: Whatever the game's `check` raised; the player may try again.
+            RefusalError: It is not the turn of one of these seats; or the game's `check` raised a ValueError.
+            Exception: Whatever else the game's `check` raised; the player may try again.
         """
         table, player = self._table, self._player
-        if table is None or player.acting_seat is None:
+        if table is None or not (turn := player.turn):
             begun = table is not None and self._state.episode_id
             raise EpisodeOverError(None if begun else "no episode is under way; call reset() first")
-        return table.act(player, action)
+        if type(action) is not self.SEAT_ACTIONS:
+            return table.act(player, {turn[0]: action})
+        for seat in action.seats:
+            if seat not in turn:
+                text = (
+                    f"expected actions for seats among {', '.join(turn)}, whose turn it is, got {seat!r:.80}"
+                )
+                raise RefusalError(VALIDATION_ERROR, text)
+        return table.act(player, action.seats)
 
     @property
     def state(self) -> StateT:
         """The session's seats, and whether one of them has to act."""
         player = self._player
-        update = {
-            "turn": [] if player.acting_seat is None else [player.acting_seat],
-            "step_count": player.steps,
-        }
+        update = {"turn": list(player.turn), "step_count": player.steps}
         return self._state.model_copy(update=update)  # type: ignore[return-value]
 
     def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
@@ -231,7 +252,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         table, self._table = self._table, None
         if table is None:
             return
-        self._player.acting_seat = None
+        self._player.turn = ()
         running = table.leave(self._player)
         if running is not None:
             keep(asyncio.ensure_future(running))
@@ -276,7 +297,8 @@ def seat_environment(
     Raises:
         ConfigurationError: The class does not name its models or seats.
     """
-    action, observation, _ = type_arguments(game, MultiAgentEnvironment)
+    models = models_of(game)
+    action, observation = models.action, models.observation
     if action is None or observation is None or not game.seats:
         raise ConfigurationError(
             f"the models or seats of {game.__qualname__} are unknown; name them, as in "
@@ -297,6 +319,7 @@ def seat_environment(
     reset.__annotations__ = {**SeatEnvironment.reset.__annotations__, "seat": one | None}
     members: dict[str, Any] = {
         "GAME": game,
+        "SEAT_ACTIONS": SeatActions[action],  # type: ignore[valid-type]
         "reset": reset,
         "__doc__": game.__doc__,
         "__module__": game.__module__,

@@ -92,9 +92,10 @@ def test_an_environment_comes_back_as_it_was(env_id: str) -> None:
         seed_test(lambda: ServedAECEnv(url), num_cycles=10)
 
 
+@pytest.mark.parametrize("api", ["aec", "parallel"])
 @pytest.mark.parametrize("env_id", PARALLEL)
-def test_a_parallel_environment_comes_back_as_it_was(env_id: str) -> None:
-    with url_of(pettingzoo_app(env_id)) as url:
+def test_a_parallel_environment_comes_back_as_it_was(env_id: str, api: str) -> None:
+    with url_of(pettingzoo_app(env_id, api)) as url:
         env, local = ServedParallelEnv(url), pettingzoo.make("parallel", env_id)
         parallel_api_test(env, num_cycles=20)
         np.testing.assert_equal(local.reset(seed=5)[0], env.reset(seed=5)[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
+from games import BlockingRounds
 
 from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError
@@ -55,6 +56,12 @@ def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> N
         played = [turn.wire_result for turn in turns(environment, 3, actions)]
     found = [one.get("error") or (one["observation"]["total"], one["done"]) for one in played]
     assert found == [(3, False), (7, False), "VALIDATION_ERROR", (16, True)]
+
+
+def test_a_game_of_several_seats_is_played_as_a_server_plays_it() -> None:
+    with LocalEnvironment(create_app(BlockingRounds).served) as environment:
+        played = [turn.wire_result for turn in turns(environment, 3, [{"number": 4}] * 3)]
+    assert [one["reward"] for one in played] == [None, None, None, 4]
 
 
 def test_actions_and_options_are_played_again_unchanged() -> None:

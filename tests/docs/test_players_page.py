@@ -18,14 +18,19 @@ def test_the_first_game_of_the_page_is_played() -> None:
 def test_the_first_game_of_the_page_is_served_as_a_file(tmp_path: Path) -> None:
     code, _, _ = blocks(PAGE, "python")[0].partition("\ngame = ")
     (tmp_path / "rock.py").write_text(f"{code}\n")
+    assert (
+        run_module("openenv_core.cli", "init", "rock", "--task", cwd=tmp_path, timeout_s=100).returncode == 0
+    )
+    assert 'RULES = """\\\nRock\nAnswer with hand' in (tmp_path / "rock_task.py").read_text()
     words = ("play", "rock.py", "--seed", "3", "--action", '{"hand": "rock"}', "--json")
     done = run_module("openenv_core.cli", *words, cwd=tmp_path, timeout_s=100)
     assert '"done": true' in done.stdout, done.stderr
+    assert printed(blocks(PAGE, "python")[-1], cwd=tmp_path) == "['left', 'right']\n-1 1\n"
 
 
 @pytest.mark.slow
 def test_a_seat_is_played_against_the_server_and_two_meet_at_a_table() -> None:
-    _, alone, together = blocks(PAGE, "python")
+    _, alone, together, _ = blocks(PAGE, "python")
     assert "You are the second player" in printed(alone)
     assert printed(together) == "0\n"
 

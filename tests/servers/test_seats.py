@@ -104,7 +104,7 @@ async def test_a_session_may_hold_all_seats_and_be_forked() -> None:
         while not seen[-1].done:
             seen.append(await client.step({"number": len(seen)}))
             if len(seen) == 5:
-                assert (await client.state())["turn"] == ["b"]
+                assert (await client.state())["turn"] == ["b", "c"]
         assert [result.metadata["seat"] for result in seen if result.metadata] == [*"abc" * 3, "a"]
         assert len({secret_of(result) for result in seen}) == 3
         rewards = dict.fromkeys(SEATS, 0)
@@ -114,6 +114,66 @@ async def test_a_session_may_hold_all_seats_and_be_forked() -> None:
             for seat, other in result.metadata["others"].items():
                 rewards[seat] += other["reward"] or 0
         assert rewards == {"a": 1 + 4 + 7, "b": 2 + 5 + 8, "c": 3 + 6 + 9}
+
+
+@pytest.mark.parametrize("game", [Rounds, BlockingRounds])
+async def test_a_session_may_act_for_several_seats_at_once(game: Any) -> None:
+    async with players(game, 2) as (_, (client, other)):
+        begun = [
+            asyncio.create_task(client.reset(table="t", seat=["a", "c"], seed=1)),
+            asyncio.create_task(other.reset(table="t", seat="b")),
+        ]
+        result, _ = await asyncio.gather(*begun)
+        assert result.metadata is not None
+        assert (result.metadata["seat"], result.metadata["turn"]) == ("a", ["a", "c"])
+        for round_number in (1, 2, 3):
+            with pytest.raises(ValidationFailedError, match="c said -1"):
+                await client.step_seats({"a": {"number": 4}, "c": {"number": -1}})
+            with pytest.raises(ValidationFailedError, match="seats among a, c, whose turn it is, got 'b'"):
+                await client.step_seats({"a": {"number": 4}, "b": {"number": 4}})
+            assert (await client.state())["turn"] == ["a", "c"]
+            acting = asyncio.create_task(client.step_seats({"a": {"number": 4}, "c": {"number": 6}}))
+            await say(other, 5)
+            result = await acting
+            assert (result.observation["round"], result.reward) == (round_number, 4)
+            assert result.metadata is not None
+            assert result.metadata["others"]["c"]["reward"] == 6
+        assert result.done
+        assert (await client.state())["step_count"] == 3
+
+
+async def test_actions_by_seat_are_validated_like_others() -> None:
+    async with players(Rounds, 1) as (_, (client,)):
+        await client.reset(seat="all")
+        for actions, location in (
+            ({"a": {"number": "x"}}, ["seats", "a", "number"]),
+            ({}, ["seats"]),
+            ({"a": {"number": 1, "more": 2}}, ["seats", "a", "more"]),
+        ):
+            with pytest.raises(ValidationFailedError) as caught:
+                await client.step_seats(actions)
+            assert [error["loc"] for error in caught.value.data["errors"]] == [location]
+        with pytest.raises(ValidationFailedError) as caught:
+            await client.step({"number": "x"})
+        assert [error["loc"] for error in caught.value.data["errors"]] == [["number"]]
+        assert (await client.step_seats({"b": {"number": 2}})).metadata["turn"] == ["a", "c"]  # type: ignore[index]
+        result = await client.step_seats({"c": {"number": 3}, "a": {"number": 1}})
+        assert (result.observation["round"], result.reward) == (1, 1)
+
+
+async def test_a_batch_may_act_for_one_seat_of_some_tables_and_several_of_others() -> None:
+    async with players(Rounds, 1) as (_, (client,)):
+        vector = await client.vector(3)
+        try:
+            await vector.ask("reset", options={"seat": "all"})
+            every_seat = {"seats": {seat: {"number": 1} for seat in SEATS}}
+            (reply,) = await vector.ask("step", actions=[every_seat, {"number": 1}, every_seat])
+            assert [row["round"] for row in reply.fields["rows"]] == [1, 0, 1]
+            (reply,) = await vector.ask("step", actions=[every_seat] * 3)
+            assert [row["round"] for row in reply.fields["rows"]] == [2, 2]
+            assert "seats among b, c" in reply.fields["errors"]["1"]["message"]
+        finally:
+            await vector.close()
 
 
 async def test_a_table_of_one_session_can_be_forked() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 from module_run import ROOT, finished
 
@@ -21,8 +22,8 @@ def commands(block: str) -> list[str]:
     return [line for line in block.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
 
 
-def printed(code: str, timeout_s: float = 200) -> str:
+def printed(code: str, timeout_s: float = 200, *, cwd: Path = ROOT) -> str:
     """Return what a program prints that runs from the repository's root, where a warning is an error."""
-    done = finished(sys.executable, "-W", "error", "-c", code, cwd=ROOT, timeout_s=timeout_s)
+    done = finished(sys.executable, "-W", "error", "-c", code, cwd=cwd, timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout

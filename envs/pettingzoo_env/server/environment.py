@@ -1,6 +1,6 @@
 """A PettingZoo environment as a game whose agents are seats."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from random import Random
@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import pettingzoo
 from gymnasium import Space
-from pettingzoo.utils import parallel_to_aec
 
 from openenv_core import MultiAgentEnvironment
 from openenv_core.adapters.spaces import encodable_info, read_value, write_value
@@ -22,14 +21,14 @@ _SEEDS: Final = 2**31
 
 
 class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooObservation]):
-    """A PettingZoo environment. Agents act in the order of its AEC interface; a parallel one is converted to that.
+    """A PettingZoo environment, whose agents act in the order of its AEC interface.
 
     `reset(seed=..., **options)` is PettingZoo's own. An action outside the agent's action space is refused, and the
     agent may try again. Agents that no client plays, and those whose players leave, act at random, within the action
     mask if there is one.
 
     Attributes:
-        MAKE: Makes the environment, an `AECEnv`.
+        MAKE: Makes PettingZoo's environment.
         MODEL: The observation model.
         ACTION_SPACES: By agent.
         OBSERVATION_SPACES: By agent.
@@ -45,8 +44,7 @@ class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooOb
 
     def reset(self, **options: Any) -> dict[str, PettingZooObservation]:
         """Begin an episode, with PettingZoo's options."""
-        seed = (self.state.seed or 0) % _SEEDS
-        self._env.reset(seed=seed, options=options or None)
+        self._begin(options)
         return self._observe(first=True)
 
     def step(self, actions: Mapping[str, PettingZooAction]) -> dict[str, PettingZooObservation]:
@@ -71,13 +69,16 @@ class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooOb
             raise ValueError(f"this is no action of {space}: {action.action!r:.200}")
 
     @property
-    def turn(self) -> tuple[str]:
+    def turn(self) -> Sequence[str]:
         """The agent that acts next; at the end the one that PettingZoo removes first."""
         return (self._env.agent_selection,)
 
     def close(self) -> None:
         """Close PettingZoo's environment."""
         self._env.close()
+
+    def _begin(self, options: Mapping[str, Any]) -> Any:
+        return self._env.reset(seed=(self.state.seed or 0) % _SEEDS, options=options or None)
 
     def _observe(self, first: bool = False) -> dict[str, PettingZooObservation]:
         env = self._env
@@ -94,12 +95,48 @@ class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooOb
         }
 
 
-def pettingzoo_environment(env_id: str, options: Mapping[str, Any]) -> type[PettingZooEnvironment]:
+class ParallelPettingZooEnvironment(PettingZooEnvironment):
+    """A parallel PettingZoo environment, whose agents all act at once."""
+
+    def reset(self, **options: Any) -> dict[str, PettingZooObservation]:
+        """Begin an episode, with PettingZoo's options."""
+        observations, infos = self._begin(options)
+        return {
+            agent: self.MODEL(seat=agent, observation=observation, info=encodable_info(infos[agent]))
+            for agent, observation in observations.items()
+        }
+
+    def step(self, actions: Mapping[str, PettingZooAction]) -> dict[str, PettingZooObservation]:
+        """Take the actions of all agents."""
+        values = {agent: read_value(self.ACTION_SPACES[agent], one.action) for agent, one in actions.items()}
+        observations, rewards, terminations, truncations, infos = self._env.step(values)
+        return {
+            agent: self.MODEL(
+                seat=agent,
+                observation=observation,
+                info=encodable_info(infos[agent]),
+                reward=float(rewards[agent]),
+                terminated=bool(terminations[agent]),
+                truncated=bool(truncations[agent]),
+            )
+            for agent, observation in observations.items()
+        }
+
+    @property
+    def turn(self) -> Sequence[str]:
+        """All agents."""
+        return self.seats
+
+
+def pettingzoo_environment(
+    env_id: str, options: Mapping[str, Any], api: str | None = None
+) -> type[PettingZooEnvironment]:
     """Return the class of a PettingZoo environment.
 
     Args:
         env_id: Its id in PettingZoo's registry, or `module:id`; the module, which registers it, is imported first.
         options: Keyword arguments of `pettingzoo.make`.
+        api: "aec" or "parallel"; None: "aec" if the environment is registered as one.
 
     Raises:
         ConfigurationError: A space of the environment cannot be encoded as JSON.
@@ -108,7 +145,8 @@ def pettingzoo_environment(env_id: str, options: Mapping[str, Any]) -> type[Pett
     module, _, name = env_id.rpartition(":")
     if module:
         import_module(module)
-    make = partial(_make, name, options)
+    api = api or ("aec" if name in pettingzoo.aec_registry else "parallel")
+    make = partial(pettingzoo.make, api, name, **options)
     probe = make()
     try:
         agents = tuple(probe.possible_agents)
@@ -125,14 +163,8 @@ def pettingzoo_environment(env_id: str, options: Mapping[str, Any]) -> type[Pett
         "ACTION_SPACES": action_spaces,
         "OBSERVATION_SPACES": observation_spaces,
     }
-    base = (PettingZooEnvironment,)
-    return new_class(PettingZooEnvironment.__name__, base, exec_body=lambda body: body.update(members))
-
-
-def _make(env_id: str, options: Mapping[str, Any]) -> Any:
-    if env_id in pettingzoo.parallel_registry and env_id not in pettingzoo.aec_registry:
-        return parallel_to_aec(pettingzoo.make("parallel", env_id, **options))
-    return pettingzoo.make("aec", env_id, **options)
+    base = ParallelPettingZooEnvironment if api == "parallel" else PettingZooEnvironment
+    return new_class(PettingZooEnvironment.__name__, (base,), exec_body=lambda body: body.update(members))
 
 
 def _act_at_random(
