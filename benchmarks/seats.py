@@ -69,7 +69,7 @@ class Together(MultiAgentEnvironment[Say, Sum]):
         return {seat: Sum(total=totals[seat], reward=float(actions[seat].number)) for seat in self.seats}
 
 
-SESSIONS: Final = 1280
+SESSIONS: Final = 1024
 alone = create_app(Alone, max_concurrent_envs=SESSIONS)
 together = create_app(Together, max_concurrent_envs=SESSIONS)
 
@@ -91,12 +91,14 @@ class _Subject(NamedTuple):
         options: Options of the reset.
         action: The action of each step.
         seats: How many seats each step acts for.
+        per_table: How many sessions there are at a table.
     """
 
     app: str
     options: Mapping[str, Any]
     action: Mapping[str, Any]
     seats: int = 1
+    per_table: int = 1
 
 
 _SAY: Final = {"number": 1}
@@ -106,7 +108,7 @@ _SUBJECTS: Final = {
         "together", {"seat": "all"}, {"seats": {"left": _SAY, "right": _SAY}}, 2
     ),
     "tables, one seat after the other": _Subject("together", {"seat": "all"}, _SAY),
-    "tables at which sessions meet": _Subject("together", {"table": "lobby"}, _SAY),
+    "tables at which sessions meet": _Subject("together", {"table": "lobby"}, _SAY, per_table=2),
 }
 
 
@@ -122,7 +124,7 @@ def measure(plan: Plan, measurements: Measurements) -> None:
 
 async def _measure(plan: Plan, measurements: Measurements, urls: Mapping[str, str]) -> None:
     clients = {
-        name: await GenericEnvClient(urls[subject.app]).vector(2 * plan.tables // subject.seats)
+        name: await GenericEnvClient(urls[subject.app]).vector(subject.per_table * plan.tables)
         for name, subject in _SUBJECTS.items()
     }
     try:
@@ -137,14 +139,14 @@ async def _measure(plan: Plan, measurements: Measurements, urls: Mapping[str, st
 async def _play(client: VectorClient, subject: _Subject, plan: Plan) -> float:
     """Return the steps/s of all seats."""
     await client.ask("reset", options=subject.options)
-    actions = [subject.action] * (2 * plan.tables // subject.seats)
+    actions = [subject.action] * (subject.per_table * plan.tables)
     began = time.perf_counter()
     for _ in range(plan.steps):
         # What is kept would be looked at by each garbage collection of this process.
         for reply in await client.ask("step", actions=actions):
             assert "errors" not in reply.fields, str(reply.fields["errors"])[:1000]
     took_s = time.perf_counter() - began
-    return 2 * plan.tables * plan.steps / took_s
+    return len(actions) * subject.seats * plan.steps / took_s
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:

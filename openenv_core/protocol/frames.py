@@ -271,11 +271,10 @@ class RequestDecoder(Generic[ActT]):
         In place of an invalid action the list has its error: a RefusalError, or whatever an author's validator raised.
         """
         # Which of the two is decided once: for a union it would take as long as the rest.
-        are_of_seats = rows[0].startswith(b'{"seats":')
+        are_of_seats = bool(rows) and rows[0].startswith(b'{"seats":')
         try:
-            return (self._read_seat_actions if are_of_seats else self._read_actions)(
-                b"[%b]" % b",".join(rows)
-            )
+            read = self._read_seat_actions if are_of_seats else self._read_actions
+            return read(b"[%b]" % b",".join(rows))  # type: ignore[no-any-return]
         except Exception:
             return [self._action_or_error(row, size) for row in rows]
 

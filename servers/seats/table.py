@@ -153,23 +153,26 @@ class GameTable:
         """
         if self._game_type.BLOCKING:
             return self._act_in_thread(player, actions)
-        self._check(actions)
+        if self._has_check:
+            self._check(actions)
         self._accept(player)
         self._actions.update(actions)
         if len(self._actions) < self._expected and not self.over:
             # None of the game's seats is shown anything; a player of several may have to act for the next.
             return self.wait(player) if len(player.seats) == 1 else self._reply_or_wait(player)
-        return self._run(self._advance, player)  # type: ignore[no-any-return]
+        self._call(self._advance)
+        return self._wake_and_reply(player)  # type: ignore[no-any-return]
 
     async def _act_in_thread(self, player: Player, actions: Mapping[str, Any]) -> Observation:
-        await asyncio.shield(self._start_in_thread(partial(self._check, actions)))
+        if self._has_check:
+            await asyncio.shield(self._start_in_thread(partial(self._check, actions)))
         self._accept(player)
         reply: Observation = await self._run(partial(self._take_actions, actions), player)
         return reply
 
     def _check(self, actions: Mapping[str, Any]) -> None:
         """Raise what the game raises of an action; a ValueError as a refusal, which says that nothing was done."""
-        if self._has_check and not self.over:  # it may have ended while the player thought
+        if not self.over:  # it may have ended while the player thought
             try:
                 for seat, action in actions.items():
                     self._game.check(seat, action)
@@ -353,7 +356,9 @@ class GameTable:
             return (
                 observation if reward == observation.reward else _copy_with(observation, {"reward": reward})
             )
-        others = {each: self._describe(each, unseen.pop(each)) for each in player.seats if each in unseen}
+        others = {
+            each: _describe(self._latest[each], unseen.pop(each)) for each in player.seats if each in unseen
+        }
         metadata = {**observation.metadata, SEAT: seat, TURN: turn, OTHERS: others}
         return _copy_with(observation, {"reward": reward, "done": done, "metadata": metadata})
 
@@ -362,17 +367,9 @@ class GameTable:
         if self.over:
             return ()
         seats, acted = player.seats, self._actions
+        if not acted and len(seats) == len(self._seats):
+            return self._turn
         return [seat for seat in self._turn if seat in seats and seat not in acted]
-
-    def _describe(self, seat: str, reward: Any) -> dict[str, Any]:
-        observation = self._latest[seat]
-        dump = observation.__pydantic_serializer__.to_python  # as `model_dump`, in two thirds of the time
-        return {
-            "observation": dump(observation, mode="json", exclude=_NOT_SENT),
-            "reward": reward,
-            "terminated": observation.terminated,
-            "truncated": observation.truncated,
-        }
 
     def wait(self, player: Player) -> asyncio.Future[Any]:
         """Return a future of a player's next turn, or of the end of its episode."""
@@ -457,6 +454,17 @@ def _end_of(observation: Observation) -> Observation:
     if observation.done:
         return observation
     return observation.model_copy(update={"done": True, "terminated": True})
+
+
+def _describe(observation: Observation, reward: Any) -> dict[str, Any]:
+    """Return what a seat has seen, for the player's reply to another of its seats."""
+    dump = observation.__pydantic_serializer__.to_python  # as `model_dump`, in two thirds of the time
+    return {
+        "observation": dump(observation, mode="json", exclude=_NOT_SENT),
+        "reward": reward,
+        "terminated": observation.terminated,
+        "truncated": observation.truncated,
+    }
 
 
 def _copy_with(observation: Observation, fields: Mapping[str, Any]) -> Observation:
