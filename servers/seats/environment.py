@@ -207,10 +207,13 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         gathering = self._gathering
         table = gathering.get(name) or GameTable(self.GAME, policies, options)
         free = table.free_seats
-        options_differ = options and options != table.options
-        if table.players and (options_differ or (policies and policies != table.policies)):
-            text = "the table has other options or policies, of its first session; give the same, or none"
-            raise InvalidResetOptionError(text)
+        given = {**options, "policies": policies} if policies else options
+        held = {**table.options, "policies": table.policies} if table.policies else table.options
+        if table.players and (differing := [name for name in given if given[name] != held.get(name)]):
+            raise InvalidResetOptionError(
+                f"the table's first session chose other values of {', '.join(differing)}; give the same, or none, or name "
+                "another table"
+            )
         own_seats = self._read_seats(seat or free[:1])
         if taken := [each for each in own_seats if each not in free]:
             raise InvalidResetOptionError(f"seat {taken[0]} of the table is taken")

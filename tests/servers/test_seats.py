@@ -256,9 +256,9 @@ async def test_a_seat_that_is_taken_and_other_options_are_refused() -> None:
         await eventually(lambda: app.served.factory._gathering)  # type: ignore[attr-defined]
         for options, message in [
             ({"seat": "b"}, "seat b of the table is taken"),
-            ({"seed": 2}, "the table has other options"),
+            ({"seed": 2}, "first session chose other values of seed;"),
             ({"seat": "x"}, 'to be "all", or one or several of a, b, c'),
-            ({"policies": {"a": "seven"}}, "other options or policies"),
+            ({"policies": {"a": "seven"}}, "chose other values of policies;"),
             ({"policies": {"a": "no"}}, "expected the name of a policy"),
             ({"policies": {"a": ["guess"]}}, "expected the name of a policy"),
         ]:
