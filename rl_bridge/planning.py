@@ -190,6 +190,10 @@ def memory_of_roles(
             gpu_share=config.rollout.gpu_memory_utilization,
         ),
     ]
+    if config.has_opponent:  # another such engine, which takes whole weights
+        sent = DTYPE_BYTES[config.model.dtype] * size.parameters
+        opponent = replace(roles_memory[1], role="opponent", replicas=roles.opponent.min_replicas)
+        roles_memory.append(replace(opponent, host=_receive_bytes(config, sent)))
     if config.has_reference:
         pass_bytes = _pass_memory(config, size, trains=False)
         takes_turns = config.monarch.colocate and roles.reference.gpus

@@ -1,5 +1,6 @@
 """The calculators against the guide's figures, and the memory of each role against sums by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,12 @@ def test_kinds_of_gpus_with_prices_of_their_own() -> None:
 
 def roles(config: Config, reward_model: ModelSize | None = None) -> dict[str, RoleMemory]:
     return {role.role: role for role in memory_of_roles(config, SIZE, reward_model)}
+
+
+def test_an_opponent_takes_as_much_as_the_policy(tmp_path: Path) -> None:
+    found = roles(load(tmp_path, "env.seats={first: policy, second: frozen}"))
+    assert set(found) == {"trainer", "policy", "opponent"}
+    assert found["opponent"] == replace(found["policy"], role="opponent")
 
 
 def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
