@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, TypeVar
@@ -187,8 +187,15 @@ class LeasedSession:
 
     async def step(self, action: Any) -> StepResult[Any]:
         """Take a step; raises as `EnvClient.step` does, `RequestTimeoutError` after the deadline."""
+        return await self._run_step(self.client.step(action))
+
+    async def step_seats(self, actions: Mapping[str, Any]) -> StepResult[Any]:
+        """Act for seats of the session; raises as `step`."""
+        return await self._run_step(self.client.step_seats(actions))
+
+    async def _run_step(self, request: Awaitable[T]) -> T:
         return await self._run_with_deadline(
-            self._leases.deadlines.step_s, "step", "env.message_timeout_s", self.client.step(action)
+            self._leases.deadlines.step_s, "step", "env.message_timeout_s", request
         )
 
     async def _run_with_deadline(self, seconds: float, operation: str, key: str, request: Awaitable[T]) -> T:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from openenv_core import Observation, StepResult
 from rl_bridge.errors import EpisodeUnscoredError, RolloutError
@@ -12,15 +12,24 @@ from rl_bridge.rollout.task import Session
 
 SEAT: Final = "seat"
 """The option of a reset with the seats to take, and the key of a reply's metadata with the seat that it is for."""
+TURN: Final = "turn"
+"""The key of a reply's metadata with the session's seats that have to act."""
 OTHERS: Final = "others"
 """The key of a reply's metadata with what the session's other seats have seen since, by seat (docs/players.md)."""
+
+
+class TableSession(Session, Protocol):
+    """A session that can act for one of its seats."""
+
+    async def step_seats(self, actions: Mapping[str, Any], /) -> StepResult[Any]:
+        """Act for seats of the session."""
 
 
 class Table:
     """One table of a game, at which one session has several seats.
 
-    The session acts for one seat after another. `seat` gives each seat a session of its own: its reset and its steps
-    return when it is that seat's turn, or its end. All seats must be played at once.
+    `seat` gives each seat a session of its own: its reset and its steps return when it is that seat's turn, or its end.
+    Seats that act at once have their turns at once. All seats must be played at once.
 
     Args:
         session: The session that has the seats.
@@ -28,13 +37,17 @@ class Table:
         observation_type: The type of the game's observations.
     """
 
-    def __init__(self, session: Session, seats: Sequence[str], observation_type: type[Observation]) -> None:
+    def __init__(
+        self, session: TableSession, seats: Sequence[str], observation_type: type[Observation]
+    ) -> None:
         self._session = session
         self._observation_type = observation_type
         self._rewards = dict.fromkeys(seats, 0.0)  # since the seat's last reply
         self._totals = dict.fromkeys(seats, 0.0)
         self._replies = {seat: _new_reply() for seat in seats}
         self._ended: set[str] = set()
+        self._acting: set[str] = set()  # seats that have been told that it is their turn
+        self._lock = asyncio.Lock()  # of the session's steps
         self._begun = self._was_left = False
 
     def earned_by_others(self, seat: str) -> float | None:
@@ -68,9 +81,15 @@ class Table:
         self._replies[seat] = _new_reply()
         return reply
 
-    async def act(self, action: Any) -> None:
-        """Act for the seat whose turn it is; raises as the session's `step`, and `require_scored`."""
-        self._deliver(await self._session.step(action))
+    async def act(self, seat: str, action: Any) -> None:
+        """Act for a seat whose turn it is; raises as the session's `step`, and `require_scored`."""
+        async with self._lock:
+            if len(self._replies) == 1:
+                result = await self._session.step(action)
+            else:
+                result = await self._session.step_seats({seat: action})
+            self._acting.discard(seat)
+            self._deliver(result)
 
     def leave(self, seat: str) -> None:
         """End a seat's play. If the game is not over for it, the others' game has no result."""
@@ -96,12 +115,13 @@ class Table:
                 f"expected replies for the seats {', '.join(self._replies)} (env.seats), got one for {seat!r}; "
                 "is the environment a game of several seats?"
             )
-        last_results = {
-            other: self._make_last_result(seen)
+        turn = set(metadata.get(TURN, ())) - self._acting
+        other_results = {
+            other: self._make_result(seen)
             for other, seen in others.items()
-            if seen["terminated"] or seen["truncated"]
+            if seen["terminated"] or seen["truncated"] or other in turn
         }
-        for each in (result, *last_results.values()):
+        for each in (result, *other_results.values()):
             require_scored(each)
         for each, reward in (
             (seat, result.reward),
@@ -109,20 +129,23 @@ class Table:
         ):
             self._rewards[each] += reward or 0.0
             self._totals[each] += reward or 0.0
-        for other, last_result in last_results.items():
-            self._reply(other, last_result)
-        self._reply(seat, result)
+        for each, its_result in (*other_results.items(), (seat, result)):
+            self._reply(each, its_result)
 
-    def _make_last_result(self, seen: Mapping[str, Any]) -> StepResult[Any]:
-        ends = {"done": True, "terminated": seen["terminated"], "truncated": seen["truncated"]}
+    def _make_result(self, seen: Mapping[str, Any]) -> StepResult[Any]:
+        """Return what another of the session's seats has seen."""
+        done = seen["terminated"] or seen["truncated"]
+        ends = {"done": done, "terminated": seen["terminated"], "truncated": seen["truncated"]}
         observation = self._observation_type.model_validate({**seen["observation"], **ends})
-        return StepResult(observation, done=True)
+        return StepResult(observation, done=done)
 
     def _reply(self, seat: str, result: StepResult[Any]) -> None:
-        if seat in self._ended:
+        if seat in self._ended or seat in self._acting:
             return
         if result.done:
             self._ended.add(seat)
+        else:
+            self._acting.add(seat)
         reward, self._rewards[seat] = self._rewards[seat], 0.0
         self._replies[seat].set_result(replace(result, reward=reward))
 
@@ -141,7 +164,7 @@ class SeatSession:
 
     async def step(self, action: Any, /) -> StepResult[Any]:
         """Act; returns when it is the seat's turn again, or its end. Raises as `Table.act` and `Table.wait`."""
-        await self._table.act(action)
+        await self._table.act(self._seat, action)
         return await self._table.wait(self._seat)
 
 

@@ -13,7 +13,7 @@ from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientE
 from openenv_core.tracing import traced
 from rl_bridge.config import resolve
 from rl_bridge.config.self_play import POLICY, SERVER, trained_seats
-from rl_bridge.environments.leases import SessionLeases
+from rl_bridge.environments.leases import LeasedSession, SessionLeases
 from rl_bridge.errors import (
     EpisodeLostError,
     EpisodeUnscoredError,
@@ -297,7 +297,7 @@ class RolloutWorker(EpisodePlayer):
 
     async def _play_table(
         self,
-        session: Session,
+        session: LeasedSession,
         active: ActiveAssignment,
         policy: ChatPolicy,
         settings: EpisodeSettings,

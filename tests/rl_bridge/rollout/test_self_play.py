@@ -116,6 +116,9 @@ class Replies:
     async def step(self, action: Any, /) -> StepResult[Any]:
         return next(self._replies)
 
+    async def step_seats(self, actions: Mapping[str, Any], /) -> StepResult[Any]:
+        return next(self._replies)
+
 
 def reply(
     seat: str, reward: float | None = None, *, done: bool = False, others: Any = (), **metadata: Any
@@ -143,12 +146,29 @@ async def test_what_a_seat_earns_while_it_waits_comes_with_its_next_reply() -> N
     )
     assert (await first.reset(seed=4)).reward == 0.0
     assert (await first.step(None)).reward == 0.5
-    await table.act(None)
+    await table.act("first", None)
     assert (await second.reset(seed=4)).reward == 0.375
     last = await second.step(None)
     assert (last.reward, last.done, last.truncated, last.observation.card) == (-2.0, True, True, "K")
     last = await table.wait("first")
     assert (last.reward, last.done, last.truncated) == (3.0, True, False)
+
+
+async def test_seats_that_act_at_once_are_asked_at_once() -> None:
+    table, first, second = sit(
+        reply("first", turn=["first", "second"], others={"second": seen(None)}),
+        reply("first", turn=["first"]),  # the second one has acted
+        reply("first", 1.0, turn=["first", "second"], others={"second": seen(-1.0)}),
+        reply("first", turn=["first"]),
+        reply("first", 2.0, done=True, others={"second": seen(-2.0, terminated=True)}),
+    )
+    shown = [(await seat.reset(seed=4)).observation.card for seat in (first, second)]
+    assert shown == ["J", "K"]
+    for rewards, done in (((1.0, -1.0), False), ((2.0, -2.0), True)):
+        steps = [asyncio.create_task(seat.step(None)) for seat in (second, first)]
+        later, earlier = await asyncio.gather(*steps)
+        assert ((earlier.reward, later.reward), earlier.done, later.done) == (rewards, done, done)
+    assert table.earned_by_others("first") == -3.0
 
 
 async def test_a_seat_that_ended_before_the_others_gets_one_last_reply() -> None:
