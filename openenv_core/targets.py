@@ -33,6 +33,8 @@ _IMAGE = re.compile(
 )
 _BARE_NAME = re.compile(r"[\w-]+")
 _SUFFIX: Final = "_env"
+_DISTRIBUTION: Final = re.compile(r"openenv[-_.](?P<name>.+)", re.IGNORECASE)
+"""Names of distributions, as the scaffold chooses them."""
 
 IMAGE_SCHEME: Final = "docker://"
 """Begins a target that is an image, whatever else has its name."""
@@ -353,14 +355,24 @@ def folders_of_envs() -> list[str]:
 
 def environment_packages() -> list[str]:
     """Return the packages of all environments that have a name, without importing them."""
+    from importlib.metadata import distributions  # slow to import, and rarely needed
+
     modules = pkgutil.iter_modules([*folders_of_envs(), str(Path.cwd()), *sys.path])
     names = {module.name for module in modules if module.ispkg and module.name.endswith(_SUFFIX)}
+    # The packages of an editable install are on no path: its distribution tells the name.
+    named = (_DISTRIBUTION.fullmatch(each.name or "") for each in distributions())
+    names |= {match["name"] for match in named if match is not None}
     return sorted({package for name in names if (package := package_of(name)) is not None})
 
 
 def environment_names() -> list[str]:
     """Return the names of all environments, without importing them."""
-    return [package.rpartition(".")[2].removesuffix(_SUFFIX) for package in environment_packages()]
+    return list(map(name_of_package, environment_packages()))
+
+
+def name_of_package(package: str) -> str:
+    """Return the name of an environment, by its package."""
+    return package.rpartition(".")[2].removesuffix(_SUFFIX)
 
 
 def _find_spec(module: str) -> ModuleSpec | None:
