@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -101,9 +100,9 @@ def host(
     listeners: Sequence[socket.socket],
     *,
     drain_s: float,
-    on_started: Callable[[], None] | None = None,
+    on_started: Callable[[], None] = lambda: None,
     lifeline: int | None = None,
-    on_cut: Callable[[], None] | None = None,
+    on_cut: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve until a signal requests the shutdown, and return the exit status.
 
@@ -147,29 +146,20 @@ class ExitTimer:
         on_cut: Called before the process is ended.
     """
 
-    def __init__(self, on_cut: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_cut: Callable[[], None] = lambda: None) -> None:
         self._on_cut = on_cut
-        self._deadline = float("inf")
-        self._deadline_changed = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def set_deadline(self, seconds: float) -> None:
-        """End the process in this many seconds, unless an earlier deadline is set."""
-        self._deadline = min(self._deadline, time.monotonic() + seconds)
-        self._deadline_changed.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._wait, name="ropewalk-end", daemon=True)
-            self._thread.start()
+        """End the process in this many seconds, unless an earlier deadline does."""
+        timer = threading.Timer(seconds, self._end)
+        timer.daemon = True
+        timer.start()
 
-    def _wait(self) -> None:
-        while (left_s := self._deadline - time.monotonic()) > 0:
-            if self._deadline_changed.wait(left_s):
-                self._deadline_changed.clear()
+    def _end(self) -> None:
         with suppress(Exception):
             print("ropewalk: process ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
-        if self._on_cut is not None:
-            with suppress(Exception):
-                self._on_cut()
+        with suppress(Exception):
+            self._on_cut()
         os._exit(0)
 
 
@@ -181,7 +171,7 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         assembled: Assembled,
         drain_s: float,
-        on_started: Callable[[], None] | None,
+        on_started: Callable[[], None],
         lifeline: int | None,
         end: ExitTimer,
     ) -> None:
@@ -202,7 +192,7 @@ class _Server(uvicorn.Server):
             )
             watch.start()
         await super().startup(sockets)
-        if self.started and self._on_started is not None:
+        if self.started:
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

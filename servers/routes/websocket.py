@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
@@ -462,10 +463,11 @@ V1Factory: TypeAlias = Callable[[Message, Receive, Send, str | None], Conversati
 """Creates the conversation for the subprotocol `ropewalk.v1`, attached to the standing session of an id if given."""
 
 
+@dataclass(frozen=True)
 class SocketRoute:
     """An ASGI application that runs a conversation on every socket.
 
-    Args:
+    Attributes:
         kind: The conversation in the released dialect.
         sockets: The set of open conversations.
         decoder: Decodes requests of that dialect.
@@ -474,31 +476,24 @@ class SocketRoute:
             session to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
     """
 
-    def __init__(
-        self,
-        kind: type[SessionConversation],
-        sockets: Sockets,
-        decoder: RequestDecoder[Any],
-        rpc: JsonRpc,
-        v1_factory: V1Factory | None = None,
-    ) -> None:
-        self._kind = kind
-        self._sockets = sockets
-        self._dialect = decoder, rpc
-        self._v1_factory = v1_factory
+    kind: type[SessionConversation]
+    sockets: Sockets
+    decoder: RequestDecoder[Any]
+    rpc: JsonRpc
+    v1_factory: V1Factory | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         session_id: str | None = None
-        if self._v1_factory is not None:
+        if self.v1_factory is not None:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             session_id = query.get("session_id", [None])[0]
             if SUBPROTOCOL in (scope.get("subprotocols") or ()):
-                await self._v1_factory(scope, receive, send, session_id).serve()
+                await self.v1_factory(scope, receive, send, session_id).serve()
                 return
         ticket: Ticket | None = None
         if session_id is None:
             wait_s = wait_of(scope["headers"], HANDSHAKE_WAIT_S)
-            ticket = self._sockets.sessions.queue.enter(owner_of(scope), wait_s=wait_s)
-        place = (scope, receive, send, self._sockets, ticket, session_id)
-        await self._kind(*place, *self._dialect).serve()
+            ticket = self.sockets.sessions.queue.enter(owner_of(scope), wait_s=wait_s)
+        place = (scope, receive, send, self.sockets, ticket, session_id)
+        await self.kind(*place, self.decoder, self.rpc).serve()
