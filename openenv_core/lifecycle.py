@@ -6,9 +6,10 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from random import Random
-from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -31,6 +32,7 @@ DEFAULT_SESSIONS: Final = 1024
 """Sessions of a server whose author set no cap, and whose class allows several."""
 
 
+@dataclass(slots=True, eq=False)
 class Episode:
     """One episode of an instance.
 
@@ -40,12 +42,9 @@ class Episode:
         busy: Whether a call is in progress; calls of `super().reset()` and the like are part of it.
     """
 
-    __slots__ = ("busy", "over", "state")
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-        self.over = True
-        self.busy = False
+    state: Any
+    over: bool = True
+    busy: bool = False
 
 
 def episode_of(environment: Any) -> Episode:
@@ -346,23 +345,25 @@ def _options_model(cls: type, method: Callable[..., Any], names: frozenset[str])
     )
 
 
+@dataclass(slots=True)
 class Models:
     """The models of an environment's class.
 
     Attributes:
         action: The action model, or a union of models.
         observation: The observation model, or a union of models.
-        reset_observation: The observation model of a reset, if it is another one.
         state: The class of its states.
+        reset_observation: The observation model of a reset, if it is another one.
     """
 
-    __slots__ = ("action", "observation", "reset_observation", "state")
+    action: Any = None
+    observation: Any = None
+    state: Any = None
+    reset_observation: Any = None
 
-    def __init__(self, action: Any, observation: Any, state: Any, reset_observation: Any = None) -> None:
-        self.action = action
-        self.observation = observation
-        self.reset_observation = reset_observation
-        self.state = state if isinstance(state, type) and issubclass(state, State) else State
+    def __post_init__(self) -> None:
+        if not (isinstance(self.state, type) and issubclass(self.state, State)):
+            self.state = State
 
 
 def models_of(cls: type) -> Models:
@@ -373,7 +374,7 @@ def models_of(cls: type) -> Models:
 def read_models(factory: Any) -> Models:
     """Return the models of what makes environments; a function, and a class that is no `Environment`, name none."""
     if not isinstance(factory, type) or not hasattr(factory, "_models"):
-        return Models(None, None, None)
+        return Models()
     models = models_of(factory)
     if models.observation is not Any or not hasattr(factory, "TOOLSET"):
         return models
@@ -398,26 +399,15 @@ def default_cap(factory: Any) -> int:
     return DEFAULT_SESSIONS if kept and factory.SUPPORTS_CONCURRENT_SESSIONS else 1
 
 
-def type_arguments(cls: type, environment: type) -> tuple[Any, Any, Any]:
+def type_arguments(cls: type, environment: Any) -> tuple[Any, Any, Any]:
     """Return the arguments that a class gives a generic base: `Environment[...]`; None for each that it leaves open."""
-
-    def search(owner: type, values: Mapping[Any, Any]) -> list[Any] | None:
-        for base in getattr(owner, "__orig_bases__", owner.__bases__):
-            origin = get_origin(base) or base
-            if (
-                origin in (Generic, object)
-                or not isinstance(origin, type)
-                or not issubclass(origin, environment)
-            ):
-                continue
-            arguments = [values.get(each, each) for each in get_args(base)]
-            if origin is environment:
-                return arguments
-            parameters = getattr(origin, "__parameters__", ())
-            if (found := search(origin, dict(zip(parameters, arguments, strict=False)))) is not None:
-                return found
-        return None
-
-    found = [None if isinstance(each, TypeVar) else each for each in search(cls, {}) or []]
-    found += [None] * (3 - len(found))
-    return found[0], found[1], found[2]
+    owner, values = cls, dict[Any, Any]()
+    while owner is not environment:
+        bases = vars(owner).get("__orig_bases__", owner.__bases__)
+        base = next(each for each in bases if issubclass(get_origin(each) or each, environment))
+        owner = get_origin(base) or base
+        arguments = [values.get(each, each) for each in get_args(base)]
+        values = dict(zip(getattr(owner, "__parameters__", ()), arguments, strict=False))
+    found = [values.get(each) for each in environment.__parameters__]
+    action, observation, state = (None if isinstance(each, TypeVar) else each for each in found)
+    return action, observation, state

@@ -255,13 +255,10 @@ class Rubric(ABC):
         Raises:
             KeyError: There is no rubric at the path.
         """
-        rubric = self
-        for name in path.split("."):
-            children = dict(rubric.named_children())
-            if name not in children:
-                raise KeyError(f"there is no rubric {name!r} in {path!r}")
-            rubric = children[name]
-        return rubric
+        rubrics = dict(self.named_rubrics())
+        if path not in rubrics:
+            raise KeyError(f"there is no rubric at {path!r}, only at {', '.join(rubrics)}")
+        return rubrics[path]
 
     @functools.partial(_cover_parts, "reset")  # noqa: B027 - most keep no state
     def reset(self) -> None:

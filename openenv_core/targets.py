@@ -227,11 +227,8 @@ def importable_target(text: str) -> Target:
     Raises:
         ConfigurationError: The text is another target, or nothing has that path or name.
     """
-    target = find_target(text)
-    if target is None:
-        is_path = _is_path(text) or text.startswith("~") or text.endswith(".py")
-        kind = TargetKind.PATH if is_path else TargetKind.MODULE if ":" in text else TargetKind.NAME
-        return _target_as(text, kind)
+    kind = TargetKind.MODULE if ":" in text else TargetKind.NAME
+    target = find_target(text) or _misspelt(text) or _target_as(text, kind)
     if target.kind in (TargetKind.URL, TargetKind.IMAGE):
         raise ConfigurationError(f"expected something to import, got {text}. {FORMS}")
     return target
