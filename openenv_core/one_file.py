@@ -7,6 +7,7 @@ import ast
 import importlib
 import os
 import re
+import symtable
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -78,7 +79,8 @@ def _choose(text: str, classes: Sequence[str]) -> str:
 def read_file(path: Path) -> EnvironmentFile:
     """Find the environments in a file, without running it; none in a file that is not Python, whose import says so."""
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        text = path.read_bytes()
+        tree, names = ast.parse(text, str(path)), symtable.symtable(text, str(path), "exec")
     except (OSError, SyntaxError, ValueError):
         return EnvironmentFile(path, (), has_app=False)
     found: list[str] = []
@@ -89,20 +91,10 @@ def read_file(path: Path) -> EnvironmentFile:
             parents |= bases
             if any(base.endswith(_BASE) or base in found for base in bases):
                 found.append(node.name)
-    has_app = any("app" in _bound_names(node) for node in tree.body)
+    has_app = "app" in names.get_identifiers() and names.lookup("app").is_local()
     public = [name for name in found if not name.startswith("_")]
     leaves = [name for name in public if name not in parents]
     return EnvironmentFile(path, tuple(leaves or public), has_app)
-
-
-def _bound_names(node: ast.stmt) -> set[str]:
-    """Return the names that a statement of a module binds, as far as they matter here."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name for alias in node.names}
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return {each.id for each in targets if isinstance(each, ast.Name)}
 
 
 def _last_name(base: ast.expr) -> str:

@@ -36,7 +36,7 @@ from servers.routes.websocket import SESSION_PATH, FrameConversation, RpcConvers
 from servers.seats import seat_environment
 from servers.security import Guard
 from servers.sessions import SessionSlots, SessionTable, new_session_id
-from servers.settings import MODES, Mode, ServerSettings
+from servers.settings import Mode, ServerSettings, read_mode
 from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
@@ -349,10 +349,8 @@ def create_app(
         if concurrency_config.session_timeout is not None:
             settings = replace(settings, idle_timeout_s=concurrency_config.session_timeout)
     if mode is not None:
-        if mode not in MODES:
-            raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
-        # By its plain value: folders written for the released package give a member of an enum of strings.
-        settings = replace(settings, mode="production" if mode == "production" else "simulation")
+        # Folders written for the released package give a member of an enum of strings.
+        settings = replace(settings, mode=read_mode("mode", mode))
     cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
     game: Any = env
     if isinstance(game, type) and issubclass(game, MultiAgentEnvironment):

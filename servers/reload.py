@@ -171,23 +171,22 @@ class Reloader:
             self._report(f"ropewalk: the server {outcome}; waiting for the next change")
 
     def _end(self) -> None:
-        guard, self._guard = self._guard, None
-        if guard is None:
+        if (guard := self._guard) is None:
             return
         assert guard.stdin is not None
         guard.stdin.close()
-        deadline_s = self._grace_s + _DEADLINE_MARGIN_S
-        while guard.poll() is None and deadline_s > 0 and self._interrupts < 2:
-            with suppress(subprocess.TimeoutExpired):
-                guard.wait(_POLL_INTERVAL_MS / 1000)
-            deadline_s -= _POLL_INTERVAL_MS / 1000
-        if guard.poll() is None:
+        try:
+            guard.wait(self._grace_s + _DEADLINE_MARGIN_S)
+        except subprocess.TimeoutExpired:
             guard.kill()  # the kernel then kills the server
-        guard.wait()
+            guard.wait()
+        self._guard = None
 
     def _on_signal(self, number: int, _: object) -> None:
         self._interrupts += number == signal.SIGINT
         self._stop.set()
+        if self._interrupts > 1 and self._guard is not None:
+            self._guard.kill()
 
 
 def watcher() -> Callable[..., Any]:

@@ -165,7 +165,7 @@ seconds_or_none = _reader(
 """Parses a number of seconds; None, for no limit, if it is 0."""
 json_object = _reader(Json[dict[str, Any]], "a JSON object")
 switch = _reader(bool, "1 or 0")
-_mode = _reader(Annotated[Mode, BeforeValidator(str.lower)], f"one of {', '.join(MODES)}")
+read_mode = _reader(Annotated[Mode, BeforeValidator(str.lower)], f"one of {', '.join(MODES)}")
 
 
 def is_on(_: str, value: str) -> bool:
@@ -185,7 +185,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_IDLE_TIMEOUT": ("idle_timeout_s", seconds),
     "ROPEWALK_DRAIN": ("drain_s", seconds),
     "ROPEWALK_METRICS": ("metrics", switch),
-    "OPENENV_MODE": ("mode", _mode),
+    "OPENENV_MODE": ("mode", read_mode),
     "ENABLE_WEB_INTERFACE": ("web", is_on),  # the released server's name; the next one overrides it
     "OPENENV_WEB": ("web", switch),
 }
