@@ -294,13 +294,9 @@ def _run(steps: _Steps) -> Score:
 
 async def _resume(steps: _Steps, awaitable: Awaitable[Any]) -> float:
     while True:
+        value = await awaitable
         try:
-            try:
-                value = await awaitable
-            except BaseException as error:
-                awaitable = steps.throw(error)
-            else:
-                awaitable = steps.send(value)
+            awaitable = steps.send(value)
         except StopIteration as done:
             score: float = done.value
             return score

@@ -22,7 +22,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError, PicklableError
-from servers.listening import ip_address, is_loopback
+from openenv_core.proxies import ip_address
+from servers.listening import is_loopback
 from servers.settings import ServerSettings
 
 _PRINCIPAL: Final = "ropewalk.principal"
