@@ -40,7 +40,6 @@ _KILL_AFTER_DRAIN_S: Final = 4.0
 """Seconds after the drain's deadline at which a server is killed; it ends itself earlier."""
 
 _DEADLINE_MARGIN_S: Final = 5.0
-_NAMES_SHOWN: Final = 5
 
 _SUFFIXES: Final = frozenset({".py", ".yaml", ".yml", ".json"})
 
@@ -135,9 +134,8 @@ class Reloader:
                 self._check_server()
 
     def _reload(self, files: Sequence[Path]) -> None:
-        names = [self._relative_name(file) for file in files[:_NAMES_SHOWN]]
-        more = f" and {len(files) - len(names)} more" if len(files) > len(names) else ""
-        self._report(f"ropewalk: {', '.join(names)}{more} changed; restarting")
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        self._report(f"ropewalk: {self._relative_name(files[0])}{more} changed; restarting")
         self._end()
         _remove_bytecode(files)
         if not self._stop.is_set():
