@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
 
@@ -59,6 +59,13 @@ if TYPE_CHECKING:
         return method
 else:
     _required = abstractmethod
+
+
+class _KeepsEpisodes:
+    """The value of SUPPORTS_CONCURRENT_SESSIONS in a class for which no author has set it."""
+
+    def __get__(self, _: object, owner: "type[Environment[Any, Any, Any]]") -> bool:
+        return owner.KEEPS_EPISODES
 
 
 class Environment(ABC, Generic[ActT, ObsT, StateT]):
@@ -115,7 +122,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     BLOCKING: ClassVar[bool] = True
     DETERMINISTIC: ClassVar[bool] = False
     FORKABLE: bool = False
-    SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
+    SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = cast(bool, _KeepsEpisodes())
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
 
     transform: Transform[ObsT] | None = None

@@ -24,10 +24,6 @@ _MAX_CACHED: Final = 1024
 _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-_CONCURRENT: Final = "SUPPORTS_CONCURRENT_SESSIONS"
-_IMPLIED: Final = "_concurrency_is_implied"
-"""Attribute of classes whose SUPPORTS_CONCURRENT_SESSIONS no author has set."""
-
 DEFAULT_SESSIONS: Final = 1024
 """Sessions of a server whose author set no cap, and whose class allows several."""
 
@@ -143,13 +139,6 @@ def keep_episodes(cls: type, base: type) -> None:
     cls._models = Models(*type_arguments(cls, base))  # type: ignore[attr-defined]
     kept = inspect.getattr_static(cls, "state") is vars(base)["state"]
     cls.KEEPS_EPISODES = kept  # type: ignore[attr-defined]
-    said = [
-        vars(owner)[_CONCURRENT]
-        for owner in cls.__mro__
-        if owner is not base and _CONCURRENT in vars(owner) and not vars(owner).get(_IMPLIED)
-    ]
-    setattr(cls, _CONCURRENT, said[0] if said else kept)
-    setattr(cls, _IMPLIED, not said)
     for name, wrap in _WRAPPERS.items():
         method = inspect.getattr_static(cls, name, None)
         if not inspect.isfunction(method) or method is vars(base).get(name):
