@@ -1,7 +1,6 @@
 """Lists environments and finds their source folders, without running any of their code."""
 
 import ast
-import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from openenv_core.targets import (
     name_of_package,
     split_path,
 )
+from servers.target import module_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ def _list_one(folder: Path, target: str) -> ListedEnvironment:
         flaw = f"{MANIFEST}: {error}"
     project = _project(folder)
     version = manifest.version or project.get("version")
-    about = manifest.description or project.get("description") or _docstring(folder)
+    about = manifest.description or project.get("description") or ""
     return ListedEnvironment(
         name=manifest.name,
         version=None if version is None else str(version),
@@ -110,27 +110,11 @@ def _project(folder: Path) -> dict[str, Any]:
     return project if isinstance(project, dict) else {}
 
 
-def _docstring(folder: Path) -> str:
-    try:
-        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8-sig")))
-    except (OSError, ValueError, SyntaxError):
-        return ""
-    # The first sentence only: the rest is about the package.
-    return re.split(r"(?<=[.!?])\s|\n\s*\n", text or "", maxsplit=1)[0]
-
-
 def _find_flaw(folder: Path, app: str) -> str | None:
     """Return what is wrong with an environment's code, as far as can be told without running it."""
-    module, _, _ = app.partition(":")
-    parts = module.split(".")
-    if folder.name.replace("-", "_") in parts:
-        parts = parts[parts.index(folder.name.replace("-", "_")) + 1 :]
-    place = folder.joinpath(*parts)
-    if (
-        not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file())
-        and find_module(module) is None
-    ):
-        return f"expected the app at {app}, got no {'/'.join(parts)}.py in the folder"
+    module = app.partition(":")[0]
+    if module_in(folder, module) is None and find_module(module) is None:
+        return f"expected the app at {app}, got no {module.replace('.', '/')}.py in the folder"
     for file in sorted([*folder.glob("*.py"), *folder.glob("server/*.py")]):
         try:
             ast.parse(file.read_bytes(), str(file))

@@ -134,15 +134,18 @@ def _app_key(folder: Path) -> str | None:
 
 
 def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
-    parts = module.split(".")
-    if not _has_module(folder, parts):
-        # The manifest has the absolute import path: below the folder's own name, or somewhere else altogether.
-        name = _package_name(folder)
-        parts = parts[parts.index(name) + 1 :] if name in parts else []
-        if not _has_module(folder, parts):
-            return _import(module, target)
-        module = ".".join(parts)
-    return _import_below(folder, module, target)
+    inner = module_in(folder, module)
+    return _import(module, target) if inner is None else _import_below(folder, inner, target)
+
+
+def module_in(folder: Path, module: str) -> str | None:
+    """Return the name within a folder of a module that its manifest names; None if it is somewhere else.
+
+    A manifest may have the absolute import path, below the folder's own name.
+    """
+    parts, name = module.split("."), _package_name(folder)
+    below = parts[parts.index(name) + 1 :] if name in parts else []
+    return next((".".join(each) for each in (parts, below) if _has_module(folder, each)), None)
 
 
 def _import_below(folder: Path, module: str, target: str) -> ModuleType:
