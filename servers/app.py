@@ -139,10 +139,10 @@ class EnvironmentApp(FastAPI):
         )
         self.state.sessions = self.sessions
         self.tooling = Tooling(served.factory, served.action)
-        self.sockets = Sockets(self.sessions, settings.send_timeout_s)
         schemas = describe_each(served.models)
         decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=self._in_production)
         rpc = JsonRpc(self.sessions, self.tooling)
+        self.sockets = Sockets(self.sessions, decoder, rpc, settings.send_timeout_s)
         encoder = ObservationEncoder(schemas["observation"], schemas["reset_observation"])
         batches = BatchDialect(decoder, encoder, metrics)
         self.links = Links(self.sockets, decoder, rpc, batches, production=self._in_production)
@@ -161,10 +161,8 @@ class EnvironmentApp(FastAPI):
         )
         # Plain Starlette routes where FastAPI would do nothing but double the time of each request.
         self.router.routes += [
-            WebSocketRoute(
-                SESSION_PATH, SocketRoute(FrameConversation, self.sockets, decoder, rpc, self.links)
-            ),
-            WebSocketRoute(MCP_PATH, SocketRoute(RpcConversation, self.sockets, decoder, rpc)),
+            WebSocketRoute(SESSION_PATH, SocketRoute(FrameConversation, self.sockets, self.links)),
+            WebSocketRoute(MCP_PATH, SocketRoute(RpcConversation, self.sockets)),
             *self.mcp.routes(),
             *([Route(METRICS_PATH, metrics.serve, methods=["GET"])] if settings.metrics else []),
             *([] if self._in_production else HttpRoutes(self.sessions, decoder).routes()),

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
@@ -193,8 +193,6 @@ class SessionConversation(Conversation):
         sockets: Likewise.
         ticket: Likewise.
         session_id: The standing session to attach to, if it has no ticket.
-        decoder: Decodes requests of the released dialect.
-        rpc: Answers JSON-RPC requests.
     """
 
     def __init__(
@@ -205,15 +203,12 @@ class SessionConversation(Conversation):
         sockets: "Sockets",
         ticket: Ticket | None,
         session_id: str | None,
-        decoder: RequestDecoder[Any],
-        rpc: JsonRpc,
     ) -> None:
         super().__init__(scope, receive, send, sockets, ticket)
         self._metrics = sockets.sessions.metrics
         self._owner = owner_of(scope)
         self._session_id = session_id
-        self._decoder = decoder
-        self._rpc = rpc
+        self._decoder, self._rpc = sockets.decoder, sockets.rpc
         self._session: EnvironmentSession | None = None
         self._frames_ahead: deque[Frame] = deque()
         self._frames_ahead_size = 0
@@ -408,24 +403,27 @@ class RpcConversation(SessionConversation):
         return self._rpc.encode_fault(None, fault_of(error)).decode()
 
 
+@dataclass(eq=False)
 class Sockets:
     """The set of conversations, each from its accept to the end of its session.
 
-    Args:
-        sessions: Opens their sessions.
-        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
-
     Attributes:
-        sessions: As given; the timeout too.
+        sessions: Opens their sessions.
+        decoder: Decodes requests of the released dialect.
+        rpc: Answers JSON-RPC requests.
+        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
         draining: Whether new conversations end at once.
     """
 
-    def __init__(self, sessions: SessionTable, send_timeout_s: float) -> None:
-        self.sessions = sessions
-        self.send_timeout_s = send_timeout_s
+    sessions: SessionTable
+    decoder: RequestDecoder[Any]
+    rpc: JsonRpc
+    send_timeout_s: float
+    draining: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self._conversations: set[Conversation] = set()
         self._conversation_removed = asyncio.Event()
-        self.draining = False
 
     def __len__(self) -> int:
         return len(self._conversations)
@@ -470,16 +468,12 @@ class SocketRoute:
     Attributes:
         kind: The conversation in the released dialect.
         sockets: The set of open conversations.
-        decoder: Decodes requests of that dialect.
-        rpc: Answers JSON-RPC requests.
         v1_factory: Creates the conversation for the subprotocol `ropewalk.v1`. If given, the URL may name a standing
             session to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
     """
 
     kind: type[SessionConversation]
     sockets: Sockets
-    decoder: RequestDecoder[Any]
-    rpc: JsonRpc
     v1_factory: V1Factory | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -495,5 +489,4 @@ class SocketRoute:
         if session_id is None:
             wait_s = wait_of(scope["headers"], HANDSHAKE_WAIT_S)
             ticket = self.sockets.sessions.queue.enter(owner_of(scope), wait_s=wait_s)
-        place = (scope, receive, send, self.sockets, ticket, session_id)
-        await self.kind(*place, self.decoder, self.rpc).serve()
+        await self.kind(scope, receive, send, self.sockets, ticket, session_id).serve()
