@@ -22,6 +22,7 @@ import ctypes
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -151,30 +152,23 @@ def _on_signal(number: int, _: object) -> None:
 def _start(command: list[str], *, without_input: bool) -> "tuple[int | None, int]":
     """Start the command; return its pid and 0, or None and the errno if it cannot be executed."""
     guard = os.getpid()
-    failure_read, failure_write = os.pipe()  # closed by a successful exec
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            if without_input:
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
-                signal.signal(number, signal.SIG_DFL)
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:
-                os._exit(127)  # the guard died before the call
-            os.execvp(command[0], command)
-        except OSError as error:
-            os.write(failure_write, str(error.errno).encode())
-        finally:
-            os._exit(127)
-    os.close(failure_write)
-    failure = os.read(failure_read, 16)
-    os.close(failure_read)
-    if not failure:
-        return child, 0
-    os.waitpid(child, 0)
-    return None, int(failure)
+
+    def prepare() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(127)  # the guard died before the call
+
+    source = subprocess.DEVNULL if without_input else None
+    try:
+        child = subprocess.Popen(
+            command, stdin=source, close_fds=False, start_new_session=True, preexec_fn=prepare
+        )
+    except OSError as error:
+        return None, error.errno or 0
+    child.returncode = 0  # the guard reaps it, not the object
+    return child.pid, 0
 
 
 def _close_standard_streams() -> None:

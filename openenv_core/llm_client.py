@@ -239,34 +239,19 @@ class AnthropicClient(_HostedClient):
         )
 
 
-def create_llm_client(
-    provider: str,
-    model: str,
-    api_key: str,
-    *,
-    system_prompt: str | None = None,
-    temperature: float = 0.0,
-    max_tokens: int = 4096,
-) -> LLMClient:
+def create_llm_client(provider: str, model: str, api_key: str, **options: Any) -> LLMClient:
     """Return a client of OpenAI's or Anthropic's hosted API.
 
     Args:
         provider: "openai" or "anthropic".
         model: The provider's name of the model.
         api_key: The API key.
-        system_prompt: System message before every prompt.
-        temperature: Sampling temperature.
-        max_tokens: Maximum tokens of an answer.
+        options: `system_prompt`, `temperature` and `max_tokens` (4096) of the client.
 
     Raises:
         ValueError: There is no such provider.
     """
-    options: dict[str, Any] = {
-        "api_key": api_key,
-        "system_prompt": system_prompt,
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-    }
+    options = {"api_key": api_key, "max_tokens": 4096, **options}
     match provider.lower():
         case "openai":
             has_fixed_sampling = model.startswith(FIXED_SAMPLING_MODELS)
