@@ -318,10 +318,7 @@ def _parameters_of(method: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
 @lru_cache(maxsize=_MAX_CACHED)
 def _options_model(cls: type, method: Callable[..., Any], names: frozenset[str]) -> type[BaseModel]:
     """Return a model of the options with these names; making one takes much longer than to validate by it."""
-    try:
-        hints = get_type_hints(method, include_extras=True)
-    except Exception:  # a quoted annotation may fail in any way
-        hints = {}
+    hints = hints_of(method)
     fields: dict[str, Any] = {
         each.name: (hints.get(each.name, Any), each.default)
         for each in _parameters_of(method)
@@ -332,6 +329,14 @@ def _options_model(cls: type, method: Callable[..., Any], names: frozenset[str])
         __config__=ConfigDict(arbitrary_types_allowed=True, extra="forbid"),
         **fields,
     )
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a function's parameters and result; none of an author whose annotations fail."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # a quoted annotation may fail in any way
+        return {}
 
 
 @dataclass(slots=True)
@@ -370,16 +375,9 @@ def read_models(factory: Any) -> Models:
     # An environment of tools: its steps return their results, and `reset` what it is annotated to return.
     from openenv_core.tools.wire import ToolObservation
 
-    return Models(models.action, ToolObservation, models.state, _returned_by(factory))
-
-
-def _returned_by(cls: Any) -> Any:
-    """Return the model that `reset` is annotated to return; None if it is none."""
-    try:
-        model = get_type_hints(cls.reset).get("return")
-    except Exception:  # a quoted annotation may fail in any way
-        return None
-    return model if isinstance(model, type) and issubclass(model, Observation) else None
+    returned = hints_of(factory.reset).get("return")
+    is_model = isinstance(returned, type) and issubclass(returned, Observation)
+    return Models(models.action, ToolObservation, models.state, returned if is_model else None)
 
 
 def default_cap(factory: Any) -> int:

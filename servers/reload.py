@@ -104,15 +104,15 @@ class Reloader:
         watch = watcher()
         with handling_stop_signals(self._on_signal):
             try:
-                changes = watch(
+                for changed_paths in watch(
                     *self._folders,
                     watch_filter=lambda _, path: any(_is_source(Path(path), root) for root in self._folders),
                     step=_SETTLE_MS,
                     rust_timeout=_POLL_INTERVAL_MS,
                     yield_on_timeout=True,
                     stop_event=self._stop,
-                )
-                self._follow(changes)
+                ):
+                    self._follow(sorted({Path(path) for _, path in changed_paths}))
             except OSError as error:
                 raise ConfigurationError(
                     f"expected to watch {', '.join(map(str, self._folders))}, got: {error}; "
@@ -122,31 +122,24 @@ class Reloader:
                 self._end()
         return 0
 
-    def _follow(self, changes: Iterable[set[tuple[Any, str]]]) -> None:
-        for changed_paths in changes:
-            if self._stop.is_set():
-                return
-            if changed_paths:
-                self._reload(sorted({Path(path) for _, path in changed_paths}))
-            elif self._guard is None and not self._waiting:
-                self._start()  # only once the watch is set up, so that no change is missed
-            else:
-                self._check_server()
+    def _follow(self, changed: Sequence[Path]) -> None:
+        if self._stop.is_set():
+            return
+        if changed:
+            self._reload(changed)
+        elif self._guard is None and not self._waiting:
+            self._start()  # only once the watch is set up, so that no change is missed
+        else:
+            self._check_server()
 
     def _reload(self, files: Sequence[Path]) -> None:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        self._report(f"ropewalk: {self._relative_name(files[0])}{more} changed; restarting")
+        self._report(f"ropewalk: {'/'.join(files[0].parts[-2:])}{more} changed; restarting")
         self._end()
         _remove_bytecode(files)
         if not self._stop.is_set():
             self._restart_arguments = (_RESTARTED,)
             self._start()
-
-    def _relative_name(self, file: Path) -> str:
-        for folder in self._folders:
-            if file.is_relative_to(folder):
-                return str(file.relative_to(folder))
-        return str(file)
 
     def _start(self) -> None:
         from openenv_core.guard import guard_command

@@ -2,11 +2,12 @@
 
 import functools
 import inspect
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from openenv_core.lifecycle import hints_of
 from openenv_core.protocol.frames import ResetOptions, StepOptions
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.jsonrpc import RpcRequest
@@ -65,11 +66,7 @@ def describe_reset(factory: Any) -> dict[str, Any]:
     reset = getattr(factory, "reset_async", None) or getattr(factory, "reset", None)
     if not isinstance(factory, type) or not callable(reset):
         return schema
-    try:
-        hints = get_type_hints(reset, include_extras=True)
-    except Exception:  # a quoted annotation may fail in any way
-        hints = {}
-    properties, required, definitions = {}, [], schema.get("$defs", {})
+    hints, properties, required, definitions = hints_of(reset), {}, [], schema.get("$defs", {})
     schema["additionalProperties"] = False
     for parameter in list(inspect.signature(reset).parameters.values())[1:]:
         if parameter.kind is parameter.VAR_KEYWORD:
