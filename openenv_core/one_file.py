@@ -9,6 +9,7 @@ import os
 import re
 import symtable
 import sys
+import tokenize
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,7 +80,8 @@ def _choose(text: str, classes: Sequence[str]) -> str:
 def read_file(path: Path) -> EnvironmentFile:
     """Find the environments in a file, without running it; none in a file that is not Python, whose import says so."""
     try:
-        text = path.read_bytes()
+        with tokenize.open(path) as file:
+            text = file.read()
         tree, names = ast.parse(text, str(path)), symtable.symtable(text, str(path), "exec")
     except (OSError, SyntaxError, ValueError):
         return EnvironmentFile(path, (), has_app=False)

@@ -180,13 +180,14 @@ _PARAMETERS: Final = [
 ]
 """The parameters of routes that accept a session id."""
 
-_SESSION_STATUSES: Final = {
+SESSION_STATUSES: Final = {
     "422": problem("The request does not validate."),
     "429": problem("Too many calls are waiting for the session."),
     "500": problem("The environment, or its constructor, raised an exception."),
     "503": problem("No slot is free."),
     "504": problem("The call exceeded its deadline, and the session was ended."),
 }
+"""Responses of routes that call an environment."""
 _UNKNOWN_SESSION: Final = {"404": problem("There is no such session.")}
 _OBSERVED: Final = {"200": answer("The observation, reward, done and metadata.", _ENVELOPE)}
 _STATE: Final = {"200": answer("The state of the episode.", _ref("State"))}
@@ -204,9 +205,9 @@ def _step_routes() -> dict[str, Any]:
     bare_action["not"] = {"required": ["action"]}
     text = "Start an episode and return its first observation; a named session that does not exist is opened."
     reset = _operation(
-        "reset", text, _SESSION_STATUSES | _OBSERVED, **body(_ref("ResetOptions"), required=False)
+        "reset", text, SESSION_STATUSES | _OBSERVED, **body(_ref("ResetOptions"), required=False)
     )
-    responses = _SESSION_STATUSES | _UNKNOWN_SESSION
+    responses = SESSION_STATUSES | _UNKNOWN_SESSION
     apply = _operation(
         "step",
         "Apply an action and return the observation.",

@@ -14,7 +14,15 @@ from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.tasks import SPLITS
 from servers.execution import FATAL
-from servers.routes.description import answer, body, describe_own, parameter, problem, record
+from servers.routes.description import (
+    SESSION_STATUSES,
+    answer,
+    body,
+    describe_own,
+    parameter,
+    problem,
+    record,
+)
 from servers.routes.http import (
     answer_request,
     json_answer,
@@ -60,14 +68,11 @@ _ROUTES: Final[Sequence[tuple[str, str, type[Split] | None, str | None, str]]] =
 The fields of the body are the method's arguments in order. Without a key, the response is the list of splits.
 """
 
-_STATUSES: dict[int | str, dict[str, Any]] = {
-    400: problem("The environment does not know this split or index."),
-    404: problem("There is no such environment."),
-    422: problem("The request does not validate."),
-    500: problem("The environment, or its constructor, raised an exception."),
-    501: problem("The environment has no such method."),
-    503: problem("No slot is free."),
-    504: problem("The call exceeded its deadline."),
+_STATUSES: Final = {
+    **SESSION_STATUSES,
+    "400": problem("The environment does not know this split or index."),
+    "404": problem("There is no such environment."),
+    "501": problem("The environment has no such method."),
 }
 
 _NAME: Final = parameter("path", "env_name", "The environment's name, in upper or lower case.", required=True)
@@ -126,7 +131,7 @@ def _add_route(
         name=path,
         description=text,
         response_model=None,
-        responses={**_STATUSES, 200: answer("The result of the environment's method.", schema)},
+        responses={**_STATUSES, "200": answer("The result of the environment's method.", schema)},
         openapi_extra={"parameters": [_NAME], **described},
     )
 
