@@ -226,10 +226,7 @@ class _Server(uvicorn.Server):
         # uvicorn's own version raises the signals again at the end, so that an orderly exit becomes a death by signal.
         # The handler must not be a bound method: sse-starlette looks for one, to cut all event streams at the signal,
         # including replies to calls that still have time to finish.
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.handle_exit(number, frame)
-
-        with handling_stop_signals(handle):
+        with handling_stop_signals(lambda number, frame: self.handle_exit(number, frame)):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

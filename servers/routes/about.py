@@ -92,8 +92,7 @@ class MetadataSource:
             return self._metadata
         factory = self._sessions.factory
         if getattr(factory, "get_metadata", None) is Environment.get_metadata:
-            self._metadata = self.class_metadata()
-            return self._metadata
+            return self.class_metadata()
         try:
             async with self._sessions.session(owner, wait_s=0.0) as session:
                 reported_metadata = await answer_request(session, MethodRequest("get_metadata"))

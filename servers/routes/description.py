@@ -62,17 +62,14 @@ def describe_own(model: type[BaseModel]) -> dict[str, Any]:
 def describe_reset(factory: Any) -> dict[str, Any]:
     """Return the JSON schema of a reset's options, from the signature of the environment class if there is one."""
     schema = {**describe(ResetOptions), "title": "Reset"}
-    seed = schema["properties"]["seed"]
     reset = getattr(factory, "reset_async", None) or getattr(factory, "reset", None)
     if not isinstance(factory, type) or not callable(reset):
         return schema
-    hints, properties, required, definitions = hints_of(reset), {}, [], schema.get("$defs", {})
-    schema["additionalProperties"] = False
+    hints, properties, required, definitions = hints_of(reset), dict[str, Any](), [], schema.get("$defs", {})
+    takes_others = False
     for parameter in list(inspect.signature(reset).parameters.values())[1:]:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            schema["additionalProperties"] = not getattr(
-                factory, "KEEPS_EPISODES", False
-            )  # which refuses others
+        if parameter.kind is parameter.VAR_KEYWORD:  # the base refuses others
+            takes_others = not getattr(factory, "KEEPS_EPISODES", False)
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             try:
                 property_schema = describe(hints.get(parameter.name, Any))
@@ -84,12 +81,11 @@ def describe_reset(factory: Any) -> dict[str, Any]:
             elif isinstance(parameter.default, bool | int | float | str):
                 property_schema = {**property_schema, "default": parameter.default}
             properties[parameter.name] = property_schema
-    schema["properties"] = {**properties, **({"seed": seed} if "seed" in properties else {})}
-    return (
-        schema
-        | ({"required": required} if required else {})
-        | ({"$defs": definitions} if definitions else {})
-    )
+    if "seed" in properties:
+        properties["seed"] = schema["properties"]["seed"]
+    more = {"required": required, "$defs": definitions}
+    schema |= {"properties": properties, "additionalProperties": takes_others}
+    return schema | {key: value for key, value in more.items() if value}
 
 
 def describe_api(document: dict[str, Any], models: dict[str, Any], *, production: bool) -> dict[str, Any]:
