@@ -68,13 +68,14 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if everything:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    child, error = _start(command, without_input=lifeline == 0)
+    try:
+        child = _start(command, without_input=lifeline == 0)
+    except OSError as error:
+        _report(status, f"failed {error.errno}")
+        sys.stderr.write(f"cannot run {command[0]!r}: {error.strerror}\n")
+        return 127
     if inherited_fd >= 0:
         os.close(inherited_fd)
-    if child is None:
-        _report(status, f"failed {error}")
-        sys.stderr.write(f"cannot run {command[0]!r}: {os.strerror(error)}\n")
-        return 127
     signal.signal(signal.SIGUSR1, lambda number, _: _forward(child, number))
     if lifeline != 0:
         _close_standard_streams()
@@ -149,8 +150,8 @@ def _on_signal(number: int, _: object) -> None:
     _terminated = _terminated or number == signal.SIGTERM
 
 
-def _start(command: list[str], *, without_input: bool) -> "tuple[int | None, int]":
-    """Start the command; return its pid and 0, or None and the errno if it cannot be executed."""
+def _start(command: list[str], *, without_input: bool) -> int:
+    """Start the command and return its pid. OSError: It cannot be executed."""
     guard = os.getpid()
 
     def prepare() -> None:
@@ -161,14 +162,11 @@ def _start(command: list[str], *, without_input: bool) -> "tuple[int | None, int
             os._exit(127)  # the guard died before the call
 
     source = subprocess.DEVNULL if without_input else None
-    try:
-        child = subprocess.Popen(
-            command, stdin=source, close_fds=False, start_new_session=True, preexec_fn=prepare
-        )
-    except OSError as error:
-        return None, error.errno or 0
+    child = subprocess.Popen(
+        command, stdin=source, close_fds=False, start_new_session=True, preexec_fn=prepare
+    )
     child.returncode = 0  # the guard reaps it, not the object
-    return child.pid, 0
+    return child.pid
 
 
 def _close_standard_streams() -> None:

@@ -387,20 +387,20 @@ def create_fastapi_app(
     concurrency_config: ConcurrencyConfig | None = None,
     env_name: str | None = None,
     state_cls: type[State] | None = None,
-    *,
-    mode: Mode | None = None,
-    reset_observation_cls: Any = None,
+    **options: Any,
 ) -> EnvironmentApp:
-    """Build the same server without a page, under the released name and with its order of parameters."""
+    """Build the same server without a page, under the released name and with its order of parameters.
+
+    Args:
+        env: As of `create_app`; the others too.
+        action_cls: Likewise.
+        observation_cls: Likewise.
+        max_concurrent_envs: Likewise.
+        concurrency_config: Likewise.
+        env_name: Likewise.
+        state_cls: Likewise.
+        options: `mode`, `reset_observation_cls` and `lifespan`.
+    """
+    released = (env, action_cls, observation_cls, env_name, max_concurrent_envs, concurrency_config)
     with building_apps(lambda served, settings: build(replace(served, page=None), settings)) as build:
-        return create_app(
-            env,
-            action_cls,
-            observation_cls,
-            env_name,
-            max_concurrent_envs,
-            concurrency_config,
-            state_cls=state_cls,
-            mode=mode,
-            reset_observation_cls=reset_observation_cls,
-        )
+        return create_app(*released, state_cls=state_cls, **options)

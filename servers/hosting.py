@@ -121,20 +121,12 @@ def host(
     tune_garbage_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
     server = _Server(config, assembled, drain_s, on_started, lifeline, ExitTimer(on_cut))
-    try:
+    with suppress(SystemExit):  # uvicorn exits if the application does not start
         server.run(sockets=list(listeners))
-    except SystemExit:  # uvicorn exits if the application does not start
-        _raise_refusal(server, assembled)
-        raise
-    server.end.set_deadline(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
-    _raise_refusal(server, assembled)
-    return 0 if server.started else 1
-
-
-def _raise_refusal(server: uvicorn.Server, assembled: Assembled) -> None:
-    """Raise the error that refused the application's start, if any."""
     if not server.started and (refusal := assembled.refusal()) is not None:
-        raise refusal from None
+        raise refusal
+    server.end.set_deadline(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
+    return 0 if server.started else 1
 
 
 class ExitTimer:
