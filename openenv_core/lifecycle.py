@@ -369,13 +369,14 @@ def read_models(factory: Any) -> Models:
     """Return the models of what makes environments; a function, and a class that is no `Environment`, name none."""
     if not isinstance(factory, type) or not hasattr(factory, "_models"):
         return Models()
-    models = models_of(factory)
+    cls: Any = factory
+    models = models_of(cls)
     if models.observation is not Any or not hasattr(factory, "TOOLSET"):
         return models
     # An environment of tools: its steps return their results, and `reset` what it is annotated to return.
     from openenv_core.tools.wire import ToolObservation
 
-    returned = hints_of(factory.reset).get("return")
+    returned = hints_of(cls.reset).get("return")
     is_model = isinstance(returned, type) and issubclass(returned, Observation)
     return Models(models.action, ToolObservation, models.state, returned if is_model else None)
 
@@ -388,7 +389,8 @@ def default_cap(factory: Any) -> int:
 
 def type_arguments(cls: type, environment: Any) -> tuple[Any, Any, Any]:
     """Return the arguments that a class gives a generic base: `Environment[...]`; None for each that it leaves open."""
-    owner, values = cls, dict[Any, Any]()
+    owner: Any = cls
+    values: dict[Any, Any] = {}
     while owner is not environment:
         bases = vars(owner).get("__orig_bases__", owner.__bases__)
         base = next(each for each in bases if issubclass(get_origin(each) or each, environment))

@@ -124,6 +124,7 @@ def _add_route(
         return await respond(request, call)
 
     described = {} if model is None else body(describe_own(model), required=True)
+    responses: Any = _STATUSES | {"200": answer("The result of the environment's method.", schema)}
     router.add_api_route(
         f"/{{env_name}}/{path}",
         endpoint,
@@ -131,7 +132,7 @@ def _add_route(
         name=path,
         description=text,
         response_model=None,
-        responses={**_STATUSES, "200": answer("The result of the environment's method.", schema)},
+        responses=responses,
         openapi_extra={"parameters": [_NAME], **described},
     )
 
