@@ -31,15 +31,13 @@ _OURS: Final = re.compile(r"ropewalk\s*($|[\[<>=!~;@ ])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFile:
-    """A Python file, and what it holds.
+    """What a Python file holds.
 
     Attributes:
-        path: The file.
         classes: Names of the environments in it, public ones in their order.
         has_app: Whether it makes an application itself, as `app`.
     """
 
-    path: Path
     classes: tuple[str, ...]
     has_app: bool
 
@@ -84,7 +82,7 @@ def read_file(path: Path) -> EnvironmentFile:
             text = file.read()
         tree, names = ast.parse(text, str(path)), symtable.symtable(text, str(path), "exec")
     except (OSError, SyntaxError, ValueError):
-        return EnvironmentFile(path, (), has_app=False)
+        return EnvironmentFile((), has_app=False)
     found: list[str] = []
     parents: set[str] = set()  # a class that another of the file derives from is its base, not another game
     for node in tree.body:
@@ -96,7 +94,7 @@ def read_file(path: Path) -> EnvironmentFile:
     has_app = "app" in names.get_identifiers() and names.lookup("app").is_local()
     public = [name for name in found if not name.startswith("_")]
     leaves = [name for name in public if name not in parents]
-    return EnvironmentFile(path, tuple(leaves or public), has_app)
+    return EnvironmentFile(tuple(leaves or public), has_app)
 
 
 def _last_name(base: ast.expr) -> str:
