@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from openenv_core.errors import ConfigurationError, LLMError, NoScoreError
 from openenv_core.lifecycle import episode_of, keep_episodes
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
+from openenv_core.pending import require_value
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, State
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -228,14 +229,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         except LLMError as error:
             _mark_failure(observation, error)
             return None
-        if inspect.isawaitable(score) and not isinstance(score, float):
-            if inspect.iscoroutine(score):
-                score.close()
-            raise TypeError(
-                "expected a reward from the rubric, got an awaitable; "
-                "make step() async and await self._apply_rubric_async(action, observation)"
-            )
-        return score
+        advice = "make step() async and await self._apply_rubric_async(action, observation)"
+        return score if isinstance(score, float) else require_value(score, "the rubric", advice)
 
     async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float | None:
         """Return the reward of a synchronous or asynchronous rubric; see `_apply_rubric`."""
