@@ -5,13 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
 
 from openenv_core.errors import ConfigurationError, LLMError, NoScoreError
 from openenv_core.lifecycle import episode_of, keep_episodes
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
+from openenv_core.pending import require_value
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, State
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,6 +60,13 @@ if TYPE_CHECKING:
         return method
 else:
     _required = abstractmethod
+
+
+class _KeepsEpisodes:
+    """The value of SUPPORTS_CONCURRENT_SESSIONS in a class for which no author has set it."""
+
+    def __get__(self, _: object, owner: "type[Environment[Any, Any, Any]]") -> bool:
+        return owner.KEEPS_EPISODES
 
 
 class Environment(ABC, Generic[ActT, ObsT, StateT]):
@@ -115,7 +123,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     BLOCKING: ClassVar[bool] = True
     DETERMINISTIC: ClassVar[bool] = False
     FORKABLE: bool = False
-    SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
+    SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = cast(bool, _KeepsEpisodes())
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
 
     transform: Transform[ObsT] | None = None
@@ -221,14 +229,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         except LLMError as error:
             _mark_failure(observation, error)
             return None
-        if inspect.isawaitable(score) and not isinstance(score, float):
-            if inspect.iscoroutine(score):
-                score.close()
-            raise TypeError(
-                "expected a reward from the rubric, got an awaitable; "
-                "make step() async and await self._apply_rubric_async(action, observation)"
-            )
-        return score
+        advice = "make step() async and await self._apply_rubric_async(action, observation)"
+        return score if isinstance(score, float) else require_value(score, "the rubric", advice)
 
     async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float | None:
         """Return the reward of a synchronous or asynchronous rubric; see `_apply_rubric`."""

@@ -6,9 +6,10 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from random import Random
-from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -23,14 +24,11 @@ _MAX_CACHED: Final = 1024
 _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-_CONCURRENT: Final = "SUPPORTS_CONCURRENT_SESSIONS"
-_IMPLIED: Final = "_concurrency_is_implied"
-"""Attribute of classes whose SUPPORTS_CONCURRENT_SESSIONS no author has set."""
-
 DEFAULT_SESSIONS: Final = 1024
 """Sessions of a server whose author set no cap, and whose class allows several."""
 
 
+@dataclass(slots=True, eq=False)
 class Episode:
     """One episode of an instance.
 
@@ -40,12 +38,9 @@ class Episode:
         busy: Whether a call is in progress; calls of `super().reset()` and the like are part of it.
     """
 
-    __slots__ = ("busy", "over", "state")
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-        self.over = True
-        self.busy = False
+    state: Any
+    over: bool = True
+    busy: bool = False
 
 
 def episode_of(environment: Any) -> Episode:
@@ -145,13 +140,6 @@ def keep_episodes(cls: type, base: type) -> None:
     keep_models(cls, base)
     kept = inspect.getattr_static(cls, "state") is vars(base)["state"]
     cls.KEEPS_EPISODES = kept  # type: ignore[attr-defined]
-    said = [
-        vars(owner)[_CONCURRENT]
-        for owner in cls.__mro__
-        if owner is not base and _CONCURRENT in vars(owner) and not vars(owner).get(_IMPLIED)
-    ]
-    setattr(cls, _CONCURRENT, said[0] if said else kept)
-    setattr(cls, _IMPLIED, not said)
     for name, wrap in _WRAPPERS.items():
         method = inspect.getattr_static(cls, name, None)
         if not inspect.isfunction(method) or method is vars(base).get(name):
@@ -331,10 +319,7 @@ def _parameters_of(method: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
 @lru_cache(maxsize=_MAX_CACHED)
 def _options_model(cls: type, method: Callable[..., Any], names: frozenset[str]) -> type[BaseModel]:
     """Return a model of the options with these names; making one takes much longer than to validate by it."""
-    try:
-        hints = get_type_hints(method, include_extras=True)
-    except Exception:  # a quoted annotation may fail in any way
-        hints = {}
+    hints = hints_of(method)
     fields: dict[str, Any] = {
         each.name: (hints.get(each.name, Any), each.default)
         for each in _parameters_of(method)
@@ -347,23 +332,33 @@ def _options_model(cls: type, method: Callable[..., Any], names: frozenset[str])
     )
 
 
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a function's parameters and result; none of an author whose annotations fail."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # a quoted annotation may fail in any way
+        return {}
+
+
+@dataclass(slots=True)
 class Models:
     """The models of an environment's class.
 
     Attributes:
         action: The action model, or a union of models.
         observation: The observation model, or a union of models.
-        reset_observation: The observation model of a reset, if it is another one.
         state: The class of its states.
+        reset_observation: The observation model of a reset, if it is another one.
     """
 
-    __slots__ = ("action", "observation", "reset_observation", "state")
+    action: Any = None
+    observation: Any = None
+    state: Any = None
+    reset_observation: Any = None
 
-    def __init__(self, action: Any, observation: Any, state: Any, reset_observation: Any = None) -> None:
-        self.action = action
-        self.observation = observation
-        self.reset_observation = reset_observation
-        self.state = state if isinstance(state, type) and issubclass(state, State) else State
+    def __post_init__(self) -> None:
+        if not (isinstance(self.state, type) and issubclass(self.state, State)):
+            self.state = State
 
 
 def keep_models(cls: type, base: type) -> None:
@@ -382,23 +377,17 @@ def models_of(cls: type) -> Models:
 def read_models(factory: Any) -> Models:
     """Return the models of what makes environments; a function, and a class that is no `Environment`, name none."""
     if not isinstance(factory, type) or not hasattr(factory, "_models"):
-        return Models(None, None, None)
-    models = models_of(factory)
+        return Models()
+    cls: Any = factory
+    models = models_of(cls)
     if models.observation is not Any or not hasattr(factory, "TOOLSET"):
         return models
     # An environment of tools: its steps return their results, and `reset` what it is annotated to return.
     from openenv_core.tools.wire import ToolObservation
 
-    return Models(models.action, ToolObservation, models.state, _returned_by(factory))
-
-
-def _returned_by(cls: Any) -> Any:
-    """Return the model that `reset` is annotated to return; None if it is none."""
-    try:
-        model = get_type_hints(cls.reset).get("return")
-    except Exception:  # a quoted annotation may fail in any way
-        return None
-    return model if isinstance(model, type) and issubclass(model, Observation) else None
+    returned = hints_of(cls.reset).get("return")
+    is_model = isinstance(returned, type) and issubclass(returned, Observation)
+    return Models(models.action, ToolObservation, models.state, returned if is_model else None)
 
 
 def default_cap(factory: Any) -> int:
@@ -407,26 +396,16 @@ def default_cap(factory: Any) -> int:
     return DEFAULT_SESSIONS if kept and factory.SUPPORTS_CONCURRENT_SESSIONS else 1
 
 
-def _type_arguments(cls: type, environment: type) -> tuple[Any, Any, Any]:
+def _type_arguments(cls: type, environment: Any) -> tuple[Any, Any, Any]:
     """Return the arguments that a class gives a generic base: `Environment[...]`; None for each that it leaves open."""
-
-    def search(owner: type, values: Mapping[Any, Any]) -> list[Any] | None:
-        for base in getattr(owner, "__orig_bases__", owner.__bases__):
-            origin = get_origin(base) or base
-            if (
-                origin in (Generic, object)
-                or not isinstance(origin, type)
-                or not issubclass(origin, environment)
-            ):
-                continue
-            arguments = [values.get(each, each) for each in get_args(base)]
-            if origin is environment:
-                return arguments
-            parameters = getattr(origin, "__parameters__", ())
-            if (found := search(origin, dict(zip(parameters, arguments, strict=False)))) is not None:
-                return found
-        return None
-
-    found = [None if isinstance(each, TypeVar) else each for each in search(cls, {}) or []]
-    found += [None] * (3 - len(found))
-    return found[0], found[1], found[2]
+    owner: Any = cls
+    values: dict[Any, Any] = {}
+    while owner is not environment:
+        bases = vars(owner).get("__orig_bases__", owner.__bases__)
+        base = next(each for each in bases if issubclass(get_origin(each) or each, environment))
+        owner = get_origin(base) or base
+        arguments = [values.get(each, each) for each in get_args(base)]
+        values = dict(zip(getattr(owner, "__parameters__", ()), arguments, strict=False))
+    found = [values.get(each) for each in environment.__parameters__]
+    action, observation, state = (None if isinstance(each, TypeVar) else each for each in found)
+    return action, observation, state

@@ -101,10 +101,11 @@ class LLMClient(ABC):
         raise NotImplementedError(f"{type(self).__name__} calls no tools")
 
 
+@dataclass(eq=False)
 class _HostedClient(LLMClient):
     """Base class of the clients below.
 
-    Args:
+    Attributes:
         endpoint: The server's URL without the port.
         port: The server's port.
         model: Name of the model on the server.
@@ -114,22 +115,16 @@ class _HostedClient(LLMClient):
         max_tokens: Maximum tokens of an answer.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        port: int,
-        model: str,
-        api_key: str | None = None,
-        system_prompt: str | None = None,
-        temperature: float = 0.0,
-        max_tokens: int = 256,
-    ) -> None:
-        super().__init__(endpoint, port)
-        self.model = model
-        self.system_prompt = system_prompt
-        self.temperature = temperature
-        self.max_tokens = max_tokens
-        self._key = api_key or "not-needed"
+    endpoint: str
+    port: int
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    system_prompt: str | None = None
+    temperature: float = 0.0
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        self._key = self.api_key or "not-needed"
 
     def _request_body(
         self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
@@ -138,24 +133,23 @@ class _HostedClient(LLMClient):
         return {"model": self.model, "messages": messages, **sampling, **({"tools": tools} if tools else {})}
 
 
+@dataclass(eq=False)
 class OpenAIClient(_HostedClient):
     """A client of OpenAI's chat completions API, `/v1/chat/completions`.
 
-    Takes endpoint, port, model, api_key, system_prompt, temperature and max_tokens, and `use_max_completion_tokens`,
-    which sends `max_completion_tokens` and no temperature, as OpenAI's newer models require.
-
     Its methods raise `LLMError` if there is no answer, or an invalid one.
+
+    Attributes:
+        use_max_completion_tokens: Send `max_completion_tokens` and no temperature, as OpenAI's newer models require.
     """
 
-    def __init__(self, *args: Any, use_max_completion_tokens: bool = False, **options: Any) -> None:
-        self._fixed_sampling = use_max_completion_tokens
-        super().__init__(*args, **options)
+    use_max_completion_tokens: bool = field(default=False, kw_only=True)
 
     def _request_body(
         self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> dict[str, Any]:
         body = super()._request_body(messages, overrides, tools)
-        if self._fixed_sampling:
+        if self.use_max_completion_tokens:
             del body["temperature"]
             body["max_completion_tokens"] = body.pop("max_tokens")
         return body
@@ -219,8 +213,8 @@ class AnthropicClient(_HostedClient):
         ImportError: The package `anthropic` is not installed.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         from anthropic import AsyncAnthropic
 
         self._client = AsyncAnthropic(base_url=self.base_url, api_key=self._key)
@@ -245,34 +239,19 @@ class AnthropicClient(_HostedClient):
         )
 
 
-def create_llm_client(
-    provider: str,
-    model: str,
-    api_key: str,
-    *,
-    system_prompt: str | None = None,
-    temperature: float = 0.0,
-    max_tokens: int = 4096,
-) -> LLMClient:
+def create_llm_client(provider: str, model: str, api_key: str, **options: Any) -> LLMClient:
     """Return a client of OpenAI's or Anthropic's hosted API.
 
     Args:
         provider: "openai" or "anthropic".
         model: The provider's name of the model.
         api_key: The API key.
-        system_prompt: System message before every prompt.
-        temperature: Sampling temperature.
-        max_tokens: Maximum tokens of an answer.
+        options: `system_prompt`, `temperature` and `max_tokens` (4096) of the client.
 
     Raises:
         ValueError: There is no such provider.
     """
-    options: dict[str, Any] = {
-        "api_key": api_key,
-        "system_prompt": system_prompt,
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-    }
+    options = {"api_key": api_key, "max_tokens": 4096, **options}
     match provider.lower():
         case "openai":
             has_fixed_sampling = model.startswith(FIXED_SAMPLING_MODELS)

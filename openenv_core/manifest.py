@@ -6,7 +6,6 @@ The keys are those of the released package, with the same meaning; the whole `va
 
 import difflib
 import types
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self, Union, get_args, get_origin
 
@@ -224,21 +223,17 @@ def load_keys(text: str, place: str) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ManifestError([f"expected {place} to be YAML, got: {' '.join(str(error).split())}"]) from None
-    return dict(_require_keys(content))
+    if not isinstance(content, dict):
+        raise ManifestError([f"expected {place} to hold keys and values, got {type(content).__name__}"])
+    return content
 
 
 def parse_manifest(content: object) -> Manifest:
     """Validate a parsed manifest. Raises `ManifestError` if it is invalid."""
     try:
-        return Manifest.model_validate(_require_keys(content))
+        return Manifest.model_validate(content)
     except ValidationError as error:
         raise ManifestError([_describe_fault(fault) for fault in error.errors()]) from None
-
-
-def _require_keys(content: object) -> Mapping[Any, Any]:
-    if not isinstance(content, Mapping):
-        raise ManifestError([f"expected {MANIFEST} to hold keys and values, got {type(content).__name__}"])
-    return content
 
 
 def _describe_fault(error: Any) -> str:

@@ -7,7 +7,9 @@ import ast
 import importlib
 import os
 import re
+import symtable
 import sys
+import tokenize
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,15 +31,13 @@ _OURS: Final = re.compile(r"ropewalk\s*($|[\[<>=!~;@ ])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFile:
-    """A Python file, and what it holds.
+    """What a Python file holds.
 
     Attributes:
-        path: The file.
         classes: Names of the environments in it, public ones in their order.
         has_app: Whether it makes an application itself, as `app`.
     """
 
-    path: Path
     classes: tuple[str, ...]
     has_app: bool
 
@@ -78,9 +78,11 @@ def _choose(text: str, classes: Sequence[str]) -> str:
 def read_file(path: Path) -> EnvironmentFile:
     """Find the environments in a file, without running it; none in a file that is not Python, whose import says so."""
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        with tokenize.open(path) as file:
+            text = file.read()
+        tree, names = ast.parse(text, str(path)), symtable.symtable(text, str(path), "exec")
     except (OSError, SyntaxError, ValueError):
-        return EnvironmentFile(path, (), has_app=False)
+        return EnvironmentFile((), has_app=False)
     found: list[str] = []
     parents: set[str] = set()  # a class that another of the file derives from is its base, not another game
     for node in tree.body:
@@ -89,20 +91,10 @@ def read_file(path: Path) -> EnvironmentFile:
             parents |= bases
             if any(base.endswith(_BASE) or base in found for base in bases):
                 found.append(node.name)
-    has_app = any("app" in _bound_names(node) for node in tree.body)
+    has_app = "app" in names.get_identifiers() and names.lookup("app").is_local()
     public = [name for name in found if not name.startswith("_")]
     leaves = [name for name in public if name not in parents]
-    return EnvironmentFile(path, tuple(leaves or public), has_app)
-
-
-def _bound_names(node: ast.stmt) -> set[str]:
-    """Return the names that a statement of a module binds, as far as they matter here."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name for alias in node.names}
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return {each.id for each in targets if isinstance(each, ast.Name)}
+    return EnvironmentFile(tuple(leaves or public), has_app)
 
 
 def _last_name(base: ast.expr) -> str:

@@ -3,7 +3,7 @@
 import ipaddress
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from openenv_core.errors import ConfigurationError
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import ssl
 
     import httpx
+
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def proxy_for(url: str) -> str | None:
@@ -35,25 +38,29 @@ def proxy_for(url: str) -> str | None:
     return None
 
 
+def ip_address(host: str) -> Address | None:
+    """Return the IP address in a host string, or None if it is a name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    # A dual-stack socket sees 127.0.0.1 as ::ffff:127.0.0.1.
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def _is_this_machine(host: str) -> bool:
     """Whether a host is this machine: loopback, or the wildcard address, which servers print."""
-    name = host.rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
-        return True
-    with suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        address = getattr(address, "ipv4_mapped", None) or address
+    if (address := ip_address(host)) is not None:
         return address.is_loopback or address.is_unspecified
-    return False
+    return f".{host.rstrip('.')}".endswith(".localhost")  # RFC 6761
 
 
 def _is_in_network(host: str, no_proxy: str) -> bool:
     """Whether NO_PROXY names a network with this address, such as 10.0.0.0/8, which urllib does not read."""
-    for entry in no_proxy.split(","):
+    address = ip_address(host)
+    for entry in no_proxy.split(",") if address is not None else ():
         with suppress(ValueError):
-            if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(
-                entry.strip(), strict=False
-            ):
+            if "/" in entry and address in ipaddress.ip_network(entry.strip(), strict=False):
                 return True
     return False
 

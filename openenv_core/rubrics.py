@@ -255,13 +255,10 @@ class Rubric(ABC):
         Raises:
             KeyError: There is no rubric at the path.
         """
-        rubric = self
-        for name in path.split("."):
-            children = dict(rubric.named_children())
-            if name not in children:
-                raise KeyError(f"there is no rubric {name!r} in {path!r}")
-            rubric = children[name]
-        return rubric
+        rubrics = dict(self.named_rubrics())
+        if path not in rubrics:
+            raise KeyError(f"there is no rubric at {path!r}, only at {', '.join(rubrics)}")
+        return rubrics[path]
 
     @functools.partial(_cover_parts, "reset")  # noqa: B027 - most keep no state
     def reset(self) -> None:
@@ -297,13 +294,9 @@ def _run(steps: _Steps) -> Score:
 
 async def _resume(steps: _Steps, awaitable: Awaitable[Any]) -> float:
     while True:
+        value = await awaitable
         try:
-            try:
-                value = await awaitable
-            except BaseException as error:
-                awaitable = steps.throw(error)
-            else:
-                awaitable = steps.send(value)
+            awaitable = steps.send(value)
         except StopIteration as done:
             score: float = done.value
             return score
@@ -582,7 +575,14 @@ class LLMJudge(Rubric):
         ValueError: The range is empty, or given with a pattern or a default, which have none.
     """
 
-    _state_names = ("prompt_template", "score_range", "default_score", "normalize", "timeout_s")
+    _state_names = (
+        "prompt_template",
+        "score_range",
+        "score_pattern",
+        "default_score",
+        "normalize",
+        "timeout_s",
+    )
 
     def __init__(
         self,
@@ -603,7 +603,7 @@ class LLMJudge(Rubric):
             )
         self.prompt_template = prompt_template
         self._client = client
-        self._score_pattern = re.compile(score_pattern or _FIRST_NUMBER) if by_pattern else None
+        self.score_pattern = score_pattern or _FIRST_NUMBER if by_pattern else None
         if default_score is ...:
             default_score = 0.0 if by_pattern else None
         self.default_score = default_score
@@ -618,7 +618,7 @@ class LLMJudge(Rubric):
         """
         prompt = self._render_prompt(action, observation)
         # A subclass that parses answers itself has asked for its own format.
-        if self._score_pattern is None and type(self)._parse_score is LLMJudge._parse_score:
+        if self.score_pattern is None and type(self)._parse_score is LLMJudge._parse_score:
             low, high = self.score_range
             prompt += (
                 f"\n\nEnd your answer with one line, Score: NUMBER, where NUMBER is from {low:g} to {high:g}."
@@ -643,9 +643,9 @@ class LLMJudge(Rubric):
 
     def _parse_score(self, response: str) -> float:
         """Return the score in an answer. Subclasses may override it."""
-        if self._score_pattern is None:
+        if self.score_pattern is None:
             return self._read_score(response)
-        match = self._score_pattern.search(response)
+        match = re.search(self.score_pattern, response)
         try:
             score = float(match[1 if match.lastindex else 0] if match else "")
         except (TypeError, ValueError):  # no match, its first group is not in it, or it is not a number
@@ -665,21 +665,6 @@ class LLMJudge(Rubric):
         if not low <= score <= high:
             raise NoScoreError(f"the judge's score {score:g} is outside of {low:g} to {high:g}")
         return score
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Rubric.state_dict`."""
-        pattern = None if self._score_pattern is None else self._score_pattern.pattern
-        return {"score_pattern": pattern, **super().state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Rubric.load_state_dict`."""
-        super().load_state_dict(state)
-        self.score_range = (self.score_range[0], self.score_range[1])  # JSON makes a list of it
-        if "score_pattern" in state:
-            pattern = state["score_pattern"]
-            self._score_pattern = None if pattern is None else re.compile(pattern)
-        if self._score_pattern is None and self.default_score is not None:
-            self._score_pattern = re.compile(_FIRST_NUMBER)
 
 
 def _find_score(answer: str) -> float:

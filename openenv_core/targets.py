@@ -33,6 +33,8 @@ _IMAGE = re.compile(
 )
 _BARE_NAME = re.compile(r"[\w-]+")
 _SUFFIX: Final = "_env"
+_DISTRIBUTION: Final = re.compile(r"openenv[-_.](?P<name>.+)", re.IGNORECASE)
+"""Names of distributions, as the scaffold chooses them."""
 
 IMAGE_SCHEME: Final = "docker://"
 """Begins a target that is an image, whatever else has its name."""
@@ -225,11 +227,8 @@ def importable_target(text: str) -> Target:
     Raises:
         ConfigurationError: The text is another target, or nothing has that path or name.
     """
-    target = find_target(text)
-    if target is None:
-        is_path = _is_path(text) or text.startswith("~") or text.endswith(".py")
-        kind = TargetKind.PATH if is_path else TargetKind.MODULE if ":" in text else TargetKind.NAME
-        return _target_as(text, kind)
+    kind = TargetKind.MODULE if ":" in text else TargetKind.NAME
+    target = find_target(text) or _misspelt(text) or _target_as(text, kind)
     if target.kind in (TargetKind.URL, TargetKind.IMAGE):
         raise ConfigurationError(f"expected something to import, got {text}. {FORMS}")
     return target
@@ -237,11 +236,12 @@ def importable_target(text: str) -> Target:
 
 def _kind_of_existing(text: str) -> TargetKind | None:
     path, _ = split_path(text)
-    if path.is_file() or (text and path.is_dir() and (_is_path(text) or is_environment_folder(path))):
+    is_path = "/" in text or text.startswith(".")
+    if path.is_file() or (text and path.is_dir() and (is_path or is_environment_folder(path))):
         return TargetKind.PATH
     if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
         return TargetKind.MODULE
-    return None if folder_of_name(text) is None else TargetKind.NAME
+    return None if package_of(text) is None else TargetKind.NAME
 
 
 def declared_by(target: Target) -> Manifest:
@@ -312,10 +312,6 @@ def is_environment_folder(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or (folder / "server" / "app.py").is_file()
 
 
-def _is_path(text: str) -> bool:
-    return "/" in text or text.startswith(".")
-
-
 def split_path(text: str) -> tuple[Path, str]:
     """Split `FILE:ATTRIBUTE` into path and attribute; the attribute is "" if there is none."""
     path = Path(os.path.expanduser(text))
@@ -345,22 +341,28 @@ def find_module(module: str) -> Path | None:
     return Path(spec.origin) if spec.has_location and spec.origin else None
 
 
-def folders_of_envs() -> list[str]:
-    """Return the folders of the package `envs`, whose packages are environments."""
-    spec = _find_spec(ENVS)
-    return list((spec and spec.submodule_search_locations) or ())
-
-
 def environment_packages() -> list[str]:
     """Return the packages of all environments that have a name, without importing them."""
-    modules = pkgutil.iter_modules([*folders_of_envs(), str(Path.cwd()), *sys.path])
+    from importlib.metadata import distributions  # slow to import, and rarely needed
+
+    envs = _find_spec(ENVS)
+    folders = (envs and envs.submodule_search_locations) or ()
+    modules = pkgutil.iter_modules([*folders, str(Path.cwd()), *sys.path])
     names = {module.name for module in modules if module.ispkg and module.name.endswith(_SUFFIX)}
+    # The packages of an editable install are on no path: its distribution tells the name.
+    named = (_DISTRIBUTION.fullmatch(each.name or "") for each in distributions())
+    names |= {match["name"] for match in named if match is not None}
     return sorted({package for name in names if (package := package_of(name)) is not None})
 
 
 def environment_names() -> list[str]:
     """Return the names of all environments, without importing them."""
-    return [package.rpartition(".")[2].removesuffix(_SUFFIX) for package in environment_packages()]
+    return list(map(name_of_package, environment_packages()))
+
+
+def name_of_package(package: str) -> str:
+    """Return the name of an environment, by its package."""
+    return package.rpartition(".")[2].removesuffix(_SUFFIX)
 
 
 def _find_spec(module: str) -> ModuleSpec | None:
@@ -409,12 +411,6 @@ def require_package(name: str) -> str:
 def folder_of(package: str) -> Path | None:
     """Return the folder of an environment's package, ours if we have one of its name; None if there is none."""
     return own_folder(package) or find_module(package)
-
-
-def folder_of_name(text: str) -> Path | None:
-    """Return the folder of an environment's name; None if there is none."""
-    package = package_of(text)
-    return None if package is None else folder_of(package)
 
 
 def _near_names(text: str) -> list[str]:

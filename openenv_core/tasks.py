@@ -124,7 +124,7 @@ class GeneratedTasks(IndexedTasks):
         return list(self.SPLITS)
 
     @classmethod
-    def split_size(cls, split: object) -> int:
+    def num_tasks(cls, split: object) -> int:
         """Return how many tasks a split has.
 
         Raises:
@@ -142,15 +142,11 @@ class GeneratedTasks(IndexedTasks):
             KeyError: There is no such split.
             IndexError: The split has no such index.
         """
-        size = cls.split_size(split)
+        size = cls.num_tasks(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
             raise IndexError(f"expected an index below {size} of the split {split!r}, got {index!r:.40}")
         names = list(cls.SPLITS)
         return sum(cls.SPLITS[name] for name in names[: names.index(split)]) + index
-
-    def num_tasks(self, split: str) -> int:
-        """Return how many tasks the split has; see `IndexedTasks`."""
-        return self.split_size(split)
 
     def get_task(self, split: str, index: int) -> Any:
         """Return one task; see `IndexedTasks`."""

@@ -116,7 +116,7 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         """
         calls, state = self.CALLS if max_calls is None else max_calls, self.state
         try:
-            index = (state.seed or 0) % self.split_size(split) if index is None else index
+            index = (state.seed or 0) % self.num_tasks(split) if index is None else index
             number = self.task_number(split, index)
         except (KeyError, IndexError) as error:
             raise InvalidResetOptionError(str(error.args[0])) from None

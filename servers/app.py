@@ -36,7 +36,7 @@ from servers.routes.websocket import SESSION_PATH, FrameConversation, RpcConvers
 from servers.seats import seat_environment
 from servers.security import Guard
 from servers.sessions import SessionSlots, SessionTable, new_session_id
-from servers.settings import MODES, Mode, ServerSettings
+from servers.settings import Mode, ServerSettings, read_mode
 from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
@@ -139,12 +139,12 @@ class EnvironmentApp(FastAPI):
         )
         self.state.sessions = self.sessions
         self.tooling = Tooling(served.factory, served.action)
-        self.sockets = Sockets(self.sessions, settings.send_timeout_s)
         schemas = describe_each(served.models)
         decoder: RequestDecoder[Any] = RequestDecoder(
             served.action, self._in_production, getattr(served.factory, "SEAT_ACTIONS", None)
         )
         rpc = JsonRpc(self.sessions, self.tooling)
+        self.sockets = Sockets(self.sessions, decoder, rpc, settings.send_timeout_s)
         encoder = ObservationEncoder(schemas["observation"], schemas["reset_observation"])
         batches = BatchDialect(decoder, encoder, metrics)
         self.links = Links(self.sockets, decoder, rpc, batches, production=self._in_production)
@@ -163,10 +163,8 @@ class EnvironmentApp(FastAPI):
         )
         # Plain Starlette routes where FastAPI would do nothing but double the time of each request.
         self.router.routes += [
-            WebSocketRoute(
-                SESSION_PATH, SocketRoute(FrameConversation, self.sockets, decoder, rpc, self.links)
-            ),
-            WebSocketRoute(MCP_PATH, SocketRoute(RpcConversation, self.sockets, decoder, rpc)),
+            WebSocketRoute(SESSION_PATH, SocketRoute(FrameConversation, self.sockets, self.links)),
+            WebSocketRoute(MCP_PATH, SocketRoute(RpcConversation, self.sockets)),
             *self.mcp.routes(),
             *([Route(METRICS_PATH, metrics.serve, methods=["GET"])] if settings.metrics else []),
             *([] if self._in_production else HttpRoutes(self.sessions, decoder).routes()),
@@ -351,10 +349,8 @@ def create_app(
         if concurrency_config.session_timeout is not None:
             settings = replace(settings, idle_timeout_s=concurrency_config.session_timeout)
     if mode is not None:
-        if mode not in MODES:
-            raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
-        # By its plain value: folders written for the released package give a member of an enum of strings.
-        settings = replace(settings, mode="production" if mode == "production" else "simulation")
+        # Folders written for the released package give a member of an enum of strings.
+        settings = replace(settings, mode=read_mode("mode", mode))
     cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
     game: Any = env
     if isinstance(game, type) and issubclass(game, MultiAgentEnvironment):
@@ -393,20 +389,20 @@ def create_fastapi_app(
     concurrency_config: ConcurrencyConfig | None = None,
     env_name: str | None = None,
     state_cls: type[State] | None = None,
-    *,
-    mode: Mode | None = None,
-    reset_observation_cls: Any = None,
+    **options: Any,
 ) -> EnvironmentApp:
-    """Build the same server without a page, under the released name and with its order of parameters."""
+    """Build the same server without a page, under the released name and with its order of parameters.
+
+    Args:
+        env: As of `create_app`; the others too.
+        action_cls: Likewise.
+        observation_cls: Likewise.
+        max_concurrent_envs: Likewise.
+        concurrency_config: Likewise.
+        env_name: Likewise.
+        state_cls: Likewise.
+        options: `mode`, `reset_observation_cls` and `lifespan`.
+    """
+    released = (env, action_cls, observation_cls, env_name, max_concurrent_envs, concurrency_config)
     with building_apps(lambda served, settings: build(replace(served, page=None), settings)) as build:
-        return create_app(
-            env,
-            action_cls,
-            observation_cls,
-            env_name,
-            max_concurrent_envs,
-            concurrency_config,
-            state_cls=state_cls,
-            mode=mode,
-            reset_observation_cls=reset_observation_cls,
-        )
+        return create_app(*released, state_cls=state_cls, **options)

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -101,9 +100,9 @@ def host(
     listeners: Sequence[socket.socket],
     *,
     drain_s: float,
-    on_started: Callable[[], None] | None = None,
+    on_started: Callable[[], None] = lambda: None,
     lifeline: int | None = None,
-    on_cut: Callable[[], None] | None = None,
+    on_cut: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve until a signal requests the shutdown, and return the exit status.
 
@@ -122,20 +121,12 @@ def host(
     tune_garbage_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
     server = _Server(config, assembled, drain_s, on_started, lifeline, ExitTimer(on_cut))
-    try:
+    with suppress(SystemExit):  # uvicorn exits if the application does not start
         server.run(sockets=list(listeners))
-    except SystemExit:  # uvicorn exits if the application does not start
-        _raise_refusal(server, assembled)
-        raise
-    server.end.set_deadline(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
-    _raise_refusal(server, assembled)
-    return 0 if server.started else 1
-
-
-def _raise_refusal(server: uvicorn.Server, assembled: Assembled) -> None:
-    """Raise the error that refused the application's start, if any."""
     if not server.started and (refusal := assembled.refusal()) is not None:
-        raise refusal from None
+        raise refusal
+    server.end.set_deadline(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
+    return 0 if server.started else 1
 
 
 class ExitTimer:
@@ -147,29 +138,20 @@ class ExitTimer:
         on_cut: Called before the process is ended.
     """
 
-    def __init__(self, on_cut: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_cut: Callable[[], None] = lambda: None) -> None:
         self._on_cut = on_cut
-        self._deadline = float("inf")
-        self._deadline_changed = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def set_deadline(self, seconds: float) -> None:
-        """End the process in this many seconds, unless an earlier deadline is set."""
-        self._deadline = min(self._deadline, time.monotonic() + seconds)
-        self._deadline_changed.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._wait, name="ropewalk-end", daemon=True)
-            self._thread.start()
+        """End the process in this many seconds, unless an earlier deadline does."""
+        timer = threading.Timer(seconds, self._end)
+        timer.daemon = True
+        timer.start()
 
-    def _wait(self) -> None:
-        while (left_s := self._deadline - time.monotonic()) > 0:
-            if self._deadline_changed.wait(left_s):
-                self._deadline_changed.clear()
+    def _end(self) -> None:
         with suppress(Exception):
             print("ropewalk: process ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
-        if self._on_cut is not None:
-            with suppress(Exception):
-                self._on_cut()
+        with suppress(Exception):
+            self._on_cut()
         os._exit(0)
 
 
@@ -181,7 +163,7 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         assembled: Assembled,
         drain_s: float,
-        on_started: Callable[[], None] | None,
+        on_started: Callable[[], None],
         lifeline: int | None,
         end: ExitTimer,
     ) -> None:
@@ -202,7 +184,7 @@ class _Server(uvicorn.Server):
             )
             watch.start()
         await super().startup(sockets)
-        if self.started and self._on_started is not None:
+        if self.started:
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -236,10 +218,7 @@ class _Server(uvicorn.Server):
         # uvicorn's own version raises the signals again at the end, so that an orderly exit becomes a death by signal.
         # The handler must not be a bound method: sse-starlette looks for one, to cut all event streams at the signal,
         # including replies to calls that still have time to finish.
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.handle_exit(number, frame)
-
-        with handling_stop_signals(handle):
+        with handling_stop_signals(lambda number, frame: self.handle_exit(number, frame)):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -1,28 +1,16 @@
 """Listening sockets, whether other machines can reach them, and the signals that end a server."""
 
 import errno
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final, TypeAlias
+from typing import Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.proxies import ip_address
 from servers.settings import MAKE_TOKEN, ServerSettings
-
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-def ip_address(host: str) -> Address | None:
-    """Return the IP address in a host string, or None if it is a name."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    # A dual-stack socket sees 127.0.0.1 as ::ffff:127.0.0.1.
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def is_loopback(host: str) -> bool:

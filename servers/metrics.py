@@ -43,17 +43,7 @@ CODES: Final = (
     errors.FACTORY_ERROR,
     errors.SESSION_ERROR,
     errors.NOT_EXECUTED,
-    *map(
-        str,
-        (
-            jsonrpc.PARSE_ERROR,
-            jsonrpc.INVALID_REQUEST,
-            jsonrpc.METHOD_NOT_FOUND,
-            jsonrpc.INVALID_PARAMS,
-            jsonrpc.INTERNAL_ERROR,
-            jsonrpc.SERVER_ERROR,
-        ),
-    ),
+    *map(str, jsonrpc.CODES),
     "OTHER",
 )
 """Codes of errors sent to clients: in frames and over plain HTTP, then those of JSON-RPC."""

@@ -5,13 +5,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.compat import Extra
-from openenv_core.types import ConcurrencyConfig, State
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from servers.app import EnvironmentApp
-    from servers.execution import Factory
 
 NAMES: Final[Extra] = {
     "openenv.core.env_server.http_server": {
@@ -44,29 +42,16 @@ def create_web_interface_app(*args: Any, **options: Any) -> "EnvironmentApp":
 class HTTPEnvServer:
     """An environment served within another application, with all the checks of `create_app`.
 
+    It takes the parameters of `create_fastapi_app`.
+
     Raises:
-        TypeError: `env` is an instance.
+        TypeError: The environment is an instance.
     """
 
-    def __init__(
-        self,
-        env: "Factory",
-        action_cls: Any,
-        observation_cls: Any,
-        max_concurrent_envs: int | None = None,
-        concurrency_config: ConcurrencyConfig | None = None,
-        env_name: str | None = None,
-        state_cls: type[State] | None = None,
-        *,
-        reset_observation_cls: Any = None,
-    ) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         from servers.app import create_fastapi_app
 
-        self._create = partial(
-            create_fastapi_app,
-            *(env, action_cls, observation_cls, max_concurrent_envs, concurrency_config, env_name, state_cls),
-            reset_observation_cls=reset_observation_cls,
-        )
+        self._create = partial(create_fastapi_app, *args, **options)
         self._create()  # raises now if the arguments are invalid
 
     def register_routes(self, app: "FastAPI", mode: Any = None) -> None:

@@ -40,7 +40,6 @@ _KILL_AFTER_DRAIN_S: Final = 4.0
 """Seconds after the drain's deadline at which a server is killed; it ends itself earlier."""
 
 _DEADLINE_MARGIN_S: Final = 5.0
-_NAMES_SHOWN: Final = 5
 
 _SUFFIXES: Final = frozenset({".py", ".yaml", ".yml", ".json"})
 
@@ -105,15 +104,15 @@ class Reloader:
         watch = watcher()
         with handling_stop_signals(self._on_signal):
             try:
-                changes = watch(
+                for changed_paths in watch(
                     *self._folders,
                     watch_filter=lambda _, path: any(_is_source(Path(path), root) for root in self._folders),
                     step=_SETTLE_MS,
                     rust_timeout=_POLL_INTERVAL_MS,
                     yield_on_timeout=True,
                     stop_event=self._stop,
-                )
-                self._follow(changes)
+                ):
+                    self._follow(sorted({Path(path) for _, path in changed_paths}))
             except OSError as error:
                 raise ConfigurationError(
                     f"expected to watch {', '.join(map(str, self._folders))}, got: {error}; "
@@ -123,32 +122,24 @@ class Reloader:
                 self._end()
         return 0
 
-    def _follow(self, changes: Iterable[set[tuple[Any, str]]]) -> None:
-        for changed_paths in changes:
-            if self._stop.is_set():
-                return
-            if changed_paths:
-                self._reload(sorted({Path(path) for _, path in changed_paths}))
-            elif self._guard is None and not self._waiting:
-                self._start()  # only once the watch is set up, so that no change is missed
-            else:
-                self._check_server()
+    def _follow(self, changed: Sequence[Path]) -> None:
+        if self._stop.is_set():
+            return
+        if changed:
+            self._reload(changed)
+        elif self._guard is None and not self._waiting:
+            self._start()  # only once the watch is set up, so that no change is missed
+        else:
+            self._check_server()
 
     def _reload(self, files: Sequence[Path]) -> None:
-        names = [self._relative_name(file) for file in files[:_NAMES_SHOWN]]
-        more = f" and {len(files) - len(names)} more" if len(files) > len(names) else ""
-        self._report(f"ropewalk: {', '.join(names)}{more} changed; restarting")
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        self._report(f"ropewalk: {'/'.join(files[0].parts[-2:])}{more} changed; restarting")
         self._end()
         _remove_bytecode(files)
         if not self._stop.is_set():
             self._restart_arguments = (_RESTARTED,)
             self._start()
-
-    def _relative_name(self, file: Path) -> str:
-        for folder in self._folders:
-            if file.is_relative_to(folder):
-                return str(file.relative_to(folder))
-        return str(file)
 
     def _start(self) -> None:
         from openenv_core.guard import guard_command
@@ -171,23 +162,22 @@ class Reloader:
             self._report(f"ropewalk: the server {outcome}; waiting for the next change")
 
     def _end(self) -> None:
-        guard, self._guard = self._guard, None
-        if guard is None:
+        if (guard := self._guard) is None:
             return
         assert guard.stdin is not None
         guard.stdin.close()
-        deadline_s = self._grace_s + _DEADLINE_MARGIN_S
-        while guard.poll() is None and deadline_s > 0 and self._interrupts < 2:
-            with suppress(subprocess.TimeoutExpired):
-                guard.wait(_POLL_INTERVAL_MS / 1000)
-            deadline_s -= _POLL_INTERVAL_MS / 1000
-        if guard.poll() is None:
+        try:
+            guard.wait(self._grace_s + _DEADLINE_MARGIN_S)
+        except subprocess.TimeoutExpired:
             guard.kill()  # the kernel then kills the server
-        guard.wait()
+            guard.wait()
+        self._guard = None
 
     def _on_signal(self, number: int, _: object) -> None:
         self._interrupts += number == signal.SIGINT
         self._stop.set()
+        if self._interrupts > 1 and self._guard is not None:
+            self._guard.kill()
 
 
 def watcher() -> Callable[..., Any]:

@@ -10,17 +10,20 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError, PicklableError
-from servers.listening import ip_address, is_loopback
+from openenv_core.proxies import ip_address
+from servers.listening import is_loopback
 from servers.settings import ServerSettings
 
 _PRINCIPAL: Final = "ropewalk.principal"
@@ -54,39 +57,24 @@ class HttpRefusalError(PicklableError):
         headers: Additional response headers.
     """
 
-    def __init__(self, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(detail)
         self.status = status
-        self.headers = tuple(headers)
+        self.headers = dict(headers)
 
 
-async def send_refusal(refusal: HttpRefusalError, scope: Scope, send: Send, *, closing: bool = False) -> None:
-    """Send a refusal as an HTTP response; a WebSocket is refused without being accepted.
-
-    Args:
-        refusal: The refusal.
-        scope: The connection's scope.
-        send: The connection's `send`.
-        closing: Announce that the connection closes, and leave the response open for the caller to complete.
-    """
-    body = json.dumps({"detail": str(refusal)}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *refusal.headers,
-    ]
-    if closing:
-        headers.append((b"connection", b"close"))
-    start: Message = {"type": "http.response.start", "status": refusal.status, "headers": headers}
-    rest: Message = {"type": "http.response.body", "body": body, "more_body": closing}
-    if scope["type"] == "http":
-        await send(start)
-        await send(rest)
-    elif "websocket.http.response" in (scope.get("extensions") or {}):
-        await send({**start, "type": "websocket.http.response.start"})
-        await send({"type": "websocket.http.response.body", "body": body})
-    else:
+async def send_refusal(refusal: HttpRefusalError, scope: Scope, send: Send) -> None:
+    """Send a refusal as an HTTP response; a WebSocket is refused without being accepted."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": 1008})  # the server responds with 403
+        return
+    response = JSONResponse({"detail": str(refusal)}, refusal.status, refusal.headers)
+    await response(scope, _no_message, send)
+
+
+async def _no_message() -> Message:
+    """Stand for the connection's `receive`, which a response with a body does not call."""
+    return {"type": "http.disconnect"}
 
 
 def owner_of(scope: Mapping[str, Any]) -> str:
@@ -225,7 +213,12 @@ async def _refuse(
         return
     # For the client the response is complete, by its Content-Length. The connection closes a little later, after the
     # rest of the body has been received and discarded.
-    await send_refusal(refusal, scope, send, closing=True)
+
+    async def send_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    refusal.headers["connection"] = "close"
+    await send_refusal(refusal, scope, send_open)
     try:
         async with asyncio.timeout(_REFUSAL_READ_TIMEOUT_S):
             more = True
@@ -286,9 +279,7 @@ class _AllowedHosts:
                 raise ConfigurationError(
                     f"expected an allowed host to be a name without scheme and port, *.NAME or *, got {name!r}"
                 )
-        self._allows_any = _ANY in names
-        self._names = frozenset(name for name in names if not name.startswith("*."))
-        self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
+        self._names = names
         # Clients send the same few hosts with every request; those that are refused are not kept.
         self._accept = lru_cache(maxsize=_MAX_CACHED_HOSTS)(self._accept_host)
 
@@ -312,9 +303,9 @@ class _AllowedHosts:
         return netloc
 
     def _serves(self, host: str, local: object) -> bool:
-        if self._allows_any or host in self._names or host == "localhost" or ip_address(host) is not None:
+        if host == "localhost" or ip_address(host) is not None:
             return True
-        if host.endswith(self._suffixes):
+        if any(fnmatchcase(host, name) for name in self._names):
             return True
         return "." not in host and not (isinstance(local, str) and is_loopback(local))
 
@@ -337,12 +328,9 @@ class _Origins:
             return
         text = values[0].decode("latin-1").strip()
         origin = _parse_origin(text)
-        if len(values) == 1 and origin is not None:
-            scheme, name, port = origin
-            # A proxy may have terminated TLS, so a missing port in Host means the default port of the Origin's scheme.
-            if name == host.host and port == (host.port or _DEFAULT_PORTS[scheme]):
-                return
-        if len(values) == 1 and (origin or text) in self._allowed:
+        # A proxy may have terminated TLS, so a missing port in Host means the default port of the Origin's scheme.
+        is_own = origin is not None and origin[1:] == (host.host, host.port or _DEFAULT_PORTS[origin[0]])
+        if len(values) == 1 and (is_own or (origin or text) in self._allowed):
             return
         raise HttpRefusalError(
             403,
@@ -425,4 +413,4 @@ def principals(tokens: Sequence[str]) -> list[str]:
 
 def _make_unauthorized(got: str) -> HttpRefusalError:
     text = f"expected the header 'Authorization: Bearer TOKEN' with one of this server's tokens, got {got}"
-    return HttpRefusalError(401, text, ((b"www-authenticate", b"Bearer"),))
+    return HttpRefusalError(401, text, {"www-authenticate": "Bearer"})

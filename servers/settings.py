@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, Json, TypeAdapter, ValidationError
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import is_bearer_token
-from openenv_core.protocol.jsonio import from_json
 
 Mode: TypeAlias = Literal["simulation", "production"]
 
@@ -143,73 +142,30 @@ def token_lines(variable: str, path: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-def count(variable: str, value: str) -> int:
-    """Parse a whole number of at least 1.
+def _reader(kind: Any, expected: str) -> Callable[[str, str], Any]:
+    """Return a parser of a variable's or option's text, which raises a ConfigurationError with both names."""
+    validate = TypeAdapter(kind).validate_python
 
-    Raises:
-        ConfigurationError: The value is not one.
-    """
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ConfigurationError(f"expected {variable} to be a whole number of at least 1, got {value!r}")
-    return int(value)
+    def read(variable: str, value: str) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ConfigurationError(f"expected {variable} to be {expected}, got {value[:80]!r}") from None
 
-
-def json_object(variable: str, value: str) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        ConfigurationError: The value is not one.
-    """
-    try:
-        options = from_json(value)
-    except ValueError as error:
-        raise ConfigurationError(f"expected {variable} to be a JSON object, got: {error}") from error
-    if not isinstance(options, dict):
-        raise ConfigurationError(f"expected {variable} to be a JSON object, got {value[:80]!r}")
-    return options
+    return read
 
 
-def seconds(variable: str, value: str) -> float:
-    """Parse a number of seconds.
+_Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-    Raises:
-        ConfigurationError: The value is not one.
-    """
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ConfigurationError(f"expected {variable} to be a number of seconds, got {value!r}")
-    return number
-
-
-def seconds_or_none(variable: str, value: str) -> float | None:
-    """Parse a number of seconds; return None, for no limit, if it is 0.
-
-    Raises:
-        ConfigurationError: The value is not one.
-    """
-    return seconds(variable, value) or None
-
-
-def switch(variable: str, value: str) -> bool:
-    """Parse a setting that is on or off.
-
-    Raises:
-        ConfigurationError: The value is neither.
-    """
-    on, off = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-    if value.lower() not in on + off:
-        raise ConfigurationError(f"expected {variable} to be 1 or 0, got {value!r}")
-    return value.lower() in on
-
-
-def _mode(variable: str, value: str) -> Mode:
-    mode = value.lower()
-    if mode not in MODES:
-        raise ConfigurationError(f"expected {variable} to be one of {', '.join(MODES)}, got {value!r}")
-    return cast(Mode, mode)
+count = _reader(Annotated[int, Field(ge=1)], "a whole number of at least 1")
+seconds = _reader(_Seconds, "a number of seconds")
+seconds_or_none = _reader(
+    Annotated[_Seconds, AfterValidator(lambda number: number or None)], "a number of seconds"
+)
+"""Parses a number of seconds; None, for no limit, if it is 0."""
+json_object = _reader(Json[dict[str, Any]], "a JSON object")
+switch = _reader(bool, "1 or 0")
+read_mode = _reader(Annotated[Mode, BeforeValidator(str.lower)], f"one of {', '.join(MODES)}")
 
 
 def is_on(_: str, value: str) -> bool:
@@ -229,7 +185,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_IDLE_TIMEOUT": ("idle_timeout_s", seconds),
     "ROPEWALK_DRAIN": ("drain_s", seconds),
     "ROPEWALK_METRICS": ("metrics", switch),
-    "OPENENV_MODE": ("mode", _mode),
+    "OPENENV_MODE": ("mode", read_mode),
     "ENABLE_WEB_INTERFACE": ("web", is_on),  # the released server's name; the next one overrides it
     "OPENENV_WEB": ("web", switch),
 }

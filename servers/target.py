@@ -94,7 +94,10 @@ def is_asgi(app: object) -> bool:
 def _load(target: str) -> Any:
     kind = importable_target(target).kind
     if kind is TargetKind.NAME:
-        return _load_by_name(target)
+        package = require_package(target)
+        if own_folder(package) is not None:
+            add_ours(ENVS)
+        return _attribute(_import(f"{package}.server.app", target), "app", target)
     if kind is TargetKind.MODULE:
         module, _, attribute = target.rpartition(":")
         return _attribute(_import(module, target), attribute, target)
@@ -131,15 +134,24 @@ def _app_key(folder: Path) -> str | None:
 
 
 def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
-    parts = module.split(".")
-    if not _has_module(folder, parts):
-        # The manifest has the absolute import path: below the folder's own name, or somewhere else altogether.
+    inner = module_in(folder, module)
+    return _import(module, target) if inner is None else _import_below(folder, inner, target)
+
+
+def module_in(folder: Path, module: str) -> str | None:
+    """Return the name within a folder of a module that its manifest names; None if it is somewhere else.
+
+    A manifest may have the absolute import path, below the folder's own name.
+    """
+    parts, name = module.split("."), _package_name(folder)
+    below = parts[parts.index(name) + 1 :] if name in parts else []
+    return next((".".join(each) for each in (parts, below) if _has_module(folder, each)), None)
+
+
+def _import_below(folder: Path, module: str, target: str) -> ModuleType:
+    """Import a module by its name within a folder, as part of the folder's package if it is one."""
+    if _is_package(folder):
         name = _package_name(folder)
-        parts = parts[parts.index(name) + 1 :] if name in parts else []
-        if not _has_module(folder, parts):
-            return _import(module, target)
-        module = ".".join(parts)
-    if (folder / "__init__.py").is_file() and (name := _package_name(folder)):
         _package(folder, name)
         # For folders that fall back to absolute imports where relative ones fail; last in the path.
         _put_on_path(folder, len(sys.path))
@@ -158,27 +170,23 @@ def _has_module(folder: Path, parts: list[str]) -> bool:
 def _from_file(file: Path, target: str) -> ModuleType:
     if file.suffix != ".py" or not _is_module_name(file.stem):
         raise ConfigurationError(f"expected a Python file whose name can be imported, got {target}")
-    root, top, parts = file.parent, file.parent, [file.stem]
-    while (root / "__init__.py").is_file() and (name := _package_name(root)):
-        parts.insert(0, name)
-        top, root = root, root.parent
-    if len(parts) == 1:
-        _put_on_path(root, 0)
-        module = _import(file.stem, target)
-        _check_place(module, root)
-        return module
-    _package(top, parts[0])
-    _put_on_path(top, len(sys.path))
-    return _import(".".join(parts), target)
+    folder, parts = file.parent, [file.stem]
+    while _is_package(folder) and _is_package(folder.parent):
+        parts.insert(0, _package_name(folder))
+        folder = folder.parent
+    return _import_below(folder, ".".join(parts), target)
 
 
-def _package_name(folder: Path) -> str | None:
-    """Return the package name of a folder; None if it cannot be imported.
+def _package_name(folder: Path) -> str:
+    """Return the package name of a folder, if it can be imported.
 
     A clone is often named after its repository, `my-env`, while its own imports say `my_env`.
     """
-    name = re.sub(r"\W", "_", folder.name)
-    return name if _is_module_name(name) else None
+    return re.sub(r"\W", "_", folder.name)
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file() and _is_module_name(_package_name(folder))
 
 
 def _package(folder: Path, name: str) -> None:
@@ -270,11 +278,3 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
                 + (f"did you mean {near[0]!r}?" if near else FORMS)
             ) from None
     return value
-
-
-def _load_by_name(target: str) -> Any:
-    """Import an environment's app by the environment's name, in this tree first."""
-    package = require_package(target)
-    if own_folder(package) is not None:
-        add_ours(ENVS)
-    return _attribute(_import(f"{package}.server.app", target), "app", target)

@@ -92,8 +92,7 @@ class MetadataSource:
             return self._metadata
         factory = self._sessions.factory
         if getattr(factory, "get_metadata", None) is Environment.get_metadata:
-            self._metadata = self.class_metadata()
-            return self._metadata
+            return self.class_metadata()
         try:
             async with self._sessions.session(owner, wait_s=0.0) as session:
                 reported_metadata = await answer_request(session, MethodRequest("get_metadata"))
@@ -120,11 +119,6 @@ _STYLE: Final = (
     "summary{cursor:pointer}"
 )
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-_MODELS: Final = {
-    "action": "Action",
-    "observation": "Observation",
-    "reset_observation": "Observation of a reset",
-}
 
 
 def page_router(
@@ -138,12 +132,11 @@ def page_router(
     It shows the `schemas` of the models, which are under the keys of /schema, and the OpenAPI `document`.
     """
     router = APIRouter(include_in_schema=False)
-    shown = {name: schemas[key] for key, name in _MODELS.items()}
 
     async def page(request: Request) -> Response:
         reported_metadata = await metadata.ask(owner_of(request.scope))
         url = str(request.base_url).rstrip("/")
-        text = "".join(_page(title, reported_metadata.description, url, shown, document()))
+        text = "".join(_page(title, reported_metadata.description, url, schemas, document()))
         return Response(text, media_type="text/html", headers={"content-security-policy": _POLICY})
 
     for path in ("/", "/docs", "/redoc"):
@@ -166,7 +159,7 @@ def _page(
     )
     yield "<h2>Models</h2>"
     for name, schema in schemas.items():
-        yield _fold(name, schema)
+        yield _fold(name.replace("_", " ").capitalize(), schema)
     yield '<h2>HTTP</h2><p>Episodes are played on <code>/ws</code>; <a href="openapi.json">openapi.json</a>.</p>'
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

@@ -2,11 +2,12 @@
 
 import functools
 import inspect
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from openenv_core.lifecycle import hints_of
 from openenv_core.protocol.frames import ResetOptions, StepOptions
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.jsonrpc import RpcRequest
@@ -61,21 +62,14 @@ def describe_own(model: type[BaseModel]) -> dict[str, Any]:
 def describe_reset(factory: Any) -> dict[str, Any]:
     """Return the JSON schema of a reset's options, from the signature of the environment class if there is one."""
     schema = {**describe(ResetOptions), "title": "Reset"}
-    seed = schema["properties"]["seed"]
     reset = getattr(factory, "reset_async", None) or getattr(factory, "reset", None)
     if not isinstance(factory, type) or not callable(reset):
         return schema
-    try:
-        hints = get_type_hints(reset, include_extras=True)
-    except Exception:  # a quoted annotation may fail in any way
-        hints = {}
-    properties, required, definitions = {}, [], schema.get("$defs", {})
-    schema["additionalProperties"] = False
+    hints, properties, required, definitions = hints_of(reset), dict[str, Any](), [], schema.get("$defs", {})
+    takes_others = False
     for parameter in list(inspect.signature(reset).parameters.values())[1:]:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            schema["additionalProperties"] = not getattr(
-                factory, "KEEPS_EPISODES", False
-            )  # which refuses others
+        if parameter.kind is parameter.VAR_KEYWORD:  # the base refuses others
+            takes_others = not getattr(factory, "KEEPS_EPISODES", False)
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             try:
                 property_schema = describe(hints.get(parameter.name, Any))
@@ -87,12 +81,11 @@ def describe_reset(factory: Any) -> dict[str, Any]:
             elif isinstance(parameter.default, bool | int | float | str):
                 property_schema = {**property_schema, "default": parameter.default}
             properties[parameter.name] = property_schema
-    schema["properties"] = {**properties, **({"seed": seed} if "seed" in properties else {})}
-    return (
-        schema
-        | ({"required": required} if required else {})
-        | ({"$defs": definitions} if definitions else {})
-    )
+    if "seed" in properties:
+        properties["seed"] = schema["properties"]["seed"]
+    more = {"required": required, "$defs": definitions}
+    schema |= {"properties": properties, "additionalProperties": takes_others}
+    return schema | {key: value for key, value in more.items() if value}
 
 
 def describe_api(document: dict[str, Any], models: dict[str, Any], *, production: bool) -> dict[str, Any]:
@@ -183,13 +176,14 @@ _PARAMETERS: Final = [
 ]
 """The parameters of routes that accept a session id."""
 
-_SESSION_STATUSES: Final = {
+SESSION_STATUSES: Final = {
     "422": problem("The request does not validate."),
     "429": problem("Too many calls are waiting for the session."),
     "500": problem("The environment, or its constructor, raised an exception."),
     "503": problem("No slot is free."),
     "504": problem("The call exceeded its deadline, and the session was ended."),
 }
+"""Responses of routes that call an environment."""
 _UNKNOWN_SESSION: Final = {"404": problem("There is no such session.")}
 _OBSERVED: Final = {"200": answer("The observation, reward, done and metadata.", _ENVELOPE)}
 _STATE: Final = {"200": answer("The state of the episode.", _ref("State"))}
@@ -207,9 +201,9 @@ def _step_routes() -> dict[str, Any]:
     bare_action["not"] = {"required": ["action"]}
     text = "Start an episode and return its first observation; a named session that does not exist is opened."
     reset = _operation(
-        "reset", text, _SESSION_STATUSES | _OBSERVED, **body(_ref("ResetOptions"), required=False)
+        "reset", text, SESSION_STATUSES | _OBSERVED, **body(_ref("ResetOptions"), required=False)
     )
-    responses = _SESSION_STATUSES | _UNKNOWN_SESSION
+    responses = SESSION_STATUSES | _UNKNOWN_SESSION
     apply = _operation(
         "step",
         "Apply an action and return the observation.",

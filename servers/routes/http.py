@@ -224,26 +224,14 @@ def requested_session_id(request: Request) -> str | None:
     Raises:
         RefusalError: VALIDATION_ERROR: it is not a valid id.
     """
-    session_id: str | None = None
-    for location, name, value in (
-        ("cookie", SESSION_COOKIE, request.cookies.get(SESSION_COOKIE)),
-        ("header", SESSION_HEADER, request.headers.get(SESSION_HEADER)),
-    ):
-        if value is None:
-            continue
-        if location == "header" and len(request.headers.getlist(name)) > 1:
-            value = ", ".join(request.headers.getlist(name))  # never a valid id
-        if SESSION_ID.fullmatch(value) is None:
-            text = "String should be 1 to 128 of the characters A-Z a-z 0-9 . _ -"
-            fault = {
-                "type": "string_pattern_mismatch",
-                "loc": [location, name.lower()],
-                "msg": text,
-                "input": value,
-            }
-            raise RefusalError(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
-        session_id = value
-    return session_id
+    named = request.headers.getlist(SESSION_HEADER)
+    place, key = ("header", SESSION_HEADER.lower()) if named else ("cookie", SESSION_COOKIE)
+    session_id = ", ".join(named) if named else request.cookies.get(SESSION_COOKIE)
+    if session_id is None or SESSION_ID.fullmatch(session_id):
+        return session_id
+    text = "String should be 1 to 128 of the characters A-Z a-z 0-9 . _ -"
+    fault = {"type": "string_pattern_mismatch", "loc": [place, key], "msg": text, "input": session_id}
+    raise RefusalError(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
 
 
 def _session_headers(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:

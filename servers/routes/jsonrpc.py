@@ -157,16 +157,17 @@ class JsonRpc:
             make_request: Returns the request, and what makes the reply of its result.
             kind: What the call counts as.
         """
-        if not self._tooling.possible:
-            raise _no_tools()
         received_at = perf_counter() if self._sessions.metrics.enabled else 0.0
         own = nullcontext(session) if session else self._sessions.session(caller.owner, wait_s=caller.wait_s)
         try:
+            if not self._tooling.possible:
+                raise NoToolsError
             async with own as called:
                 request, read = make_request(called)
                 return await answer_request(called, request, read, kind=kind, received_at=received_at)  # type: ignore[no-any-return]
         except NoToolsError:
-            raise _no_tools() from None
+            text = "the environment offers no MCP tools"
+            raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text) from None
         except (RefusalError, JsonRpcFaultError):
             raise
         except FATAL as error:
@@ -198,7 +199,3 @@ def fault_of(refusal: RefusalError) -> JsonRpcFaultError:
     """Return the JSON-RPC error of a refusal."""
     code = jsonrpc.INVALID_PARAMS if isinstance(refusal, UnknownSessionError) else jsonrpc.SERVER_ERROR
     return JsonRpcFaultError(code, refusal.message, refusal.extra or None)
-
-
-def _no_tools() -> JsonRpcFaultError:
-    return JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, "the environment offers no MCP tools")

@@ -4,7 +4,7 @@ They call the methods of `openenv_core.tasks.TaskProvider` on an instance of the
 which takes a slot like any other session.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -12,8 +12,17 @@ from pydantic import BaseModel, ConfigDict
 
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
+from openenv_core.tasks import SPLITS
 from servers.execution import FATAL
-from servers.routes.description import answer, body, describe_own, parameter, problem, record
+from servers.routes.description import (
+    SESSION_STATUSES,
+    answer,
+    body,
+    describe_own,
+    parameter,
+    problem,
+    record,
+)
 from servers.routes.http import (
     answer_request,
     json_answer,
@@ -24,9 +33,6 @@ from servers.routes.http import (
 )
 from servers.security import owner_of
 from servers.sessions import MethodRequest, SessionTable
-
-_KNOWN_SPLITS: Final = frozenset({"train", "validation", "test"})
-"""Types of splits. A split given only as a name has the type of that name if it is one of these, else validation."""
 
 
 class Split(BaseModel):
@@ -50,7 +56,8 @@ class TaskRange(Split):
     stop: int | None = None
 
 
-_ROUTES: Final = (
+_ROUTES: Final[Sequence[tuple[str, str, type[Split] | None, str | None, str]]] = (
+    ("splits", "list_splits", None, None, "Return the splits, each with its name and type."),
     ("tasks", "list_tasks", Split, "tasks", "Return the tasks of a split."),
     ("num_tasks", "num_tasks", Split, "num_tasks", "Return the number of tasks of a split."),
     ("task", "get_task", TaskAt, "task", "Return one task."),
@@ -58,17 +65,14 @@ _ROUTES: Final = (
 )
 """The last part of each path, the method, the model of its body, the result's key in the response, and a description.
 
-The fields of the body are the method's arguments in order.
+The fields of the body are the method's arguments in order. Without a key, the response is the list of splits.
 """
 
-_STATUSES: dict[int | str, dict[str, Any]] = {
-    400: problem("The environment does not know this split or index."),
-    404: problem("There is no such environment."),
-    422: problem("The request does not validate."),
-    500: problem("The environment, or its constructor, raised an exception."),
-    501: problem("The environment has no such method."),
-    503: problem("No slot is free."),
-    504: problem("The call exceeded its deadline."),
+_STATUSES: Final = {
+    **SESSION_STATUSES,
+    "400": problem("The environment does not know this split or index."),
+    "404": problem("There is no such environment."),
+    "501": problem("The environment has no such method."),
 }
 
 _NAME: Final = parameter("path", "env_name", "The environment's name, in upper or lower case.", required=True)
@@ -87,56 +91,50 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
         """Return the name of the served environment, in a list."""
         return [env_name]
 
-    def add(
-        path: str,
-        method: str,
-        model: type[Split] | None,
-        to_body: Callable[[Any], Any],
-        text: str,
-        schema: dict[str, Any],
-    ) -> None:
-        async def endpoint(request: Request) -> Response:
-            name = request.path_params["env_name"]
-            try:
-                arguments = () if model is None else tuple(dict(await read_model(request, model)).values())
-            except RefusalError as refusal:
-                return refusal_response(refusal, sessions.metrics)
-            if name.lower() != env_name.lower():
-                return _problem(404, f"unknown environment {name!r}")
-            call = _call_method(sessions, owner_of(request.scope), MethodRequest(method, arguments), to_body)
-            return await respond(request, call)
-
-        router.add_api_route(
-            f"/{{env_name}}/{path}",
-            endpoint,
-            methods=["GET" if model is None else "POST"],
-            name=path,
-            description=text,
-            response_model=None,
-            responses={**_STATUSES, 200: answer("The result of the environment's method.", schema)},
-            openapi_extra={
-                "parameters": [_NAME],
-                **({} if model is None else body(describe_own(model), required=True)),
-            },
-        )
-
-    def add_keyed(path: str, method: str, model: type[Split], key: str, text: str) -> None:
-        more = {"env_name": env_name} if path == "tasks" else {}
-        schema = record({name: {} for name in (key, *more)})
-        add(path, method, model, lambda result: {key: result, **more}, text, schema)
-
-    text = "Return the splits, each with its name and type."
-    add(
-        "splits",
-        "list_splits",
-        None,
-        lambda splits: list(map(_normalize_split, splits)),
-        text,
-        {"type": "array"},
-    )
     for route in _ROUTES:
-        add_keyed(*route)
+        _add_route(router, sessions, env_name, *route)
     return router
+
+
+def _add_route(
+    router: APIRouter,
+    sessions: SessionTable,
+    env_name: str,
+    path: str,
+    method: str,
+    model: type[Split] | None,
+    key: str | None,
+    text: str,
+) -> None:
+    more = {"env_name": env_name} if path == "tasks" else {}
+    schema = {"type": "array"} if key is None else record({name: {} for name in (key, *more)})
+
+    def to_body(result: Any) -> Any:
+        return list(map(_normalize_split, result)) if key is None else {key: result, **more}
+
+    async def endpoint(request: Request) -> Response:
+        name = request.path_params["env_name"]
+        try:
+            arguments = () if model is None else tuple(dict(await read_model(request, model)).values())
+        except RefusalError as refusal:
+            return refusal_response(refusal, sessions.metrics)
+        if name.lower() != env_name.lower():
+            return _problem(404, f"unknown environment {name!r}")
+        call = _call_method(sessions, owner_of(request.scope), MethodRequest(method, arguments), to_body)
+        return await respond(request, call)
+
+    described = {} if model is None else body(describe_own(model), required=True)
+    responses: Any = _STATUSES | {"200": answer("The result of the environment's method.", schema)}
+    router.add_api_route(
+        f"/{{env_name}}/{path}",
+        endpoint,
+        methods=["GET" if model is None else "POST"],
+        name=path,
+        description=text,
+        response_model=None,
+        responses=responses,
+        openapi_extra={"parameters": [_NAME], **described},
+    )
 
 
 async def _call_method(
@@ -171,9 +169,7 @@ def _normalize_split(split: Any) -> Any:
     """Return a model or mapping of a split unchanged; for a name or any other value, a dict of its name and type."""
     if isinstance(split, BaseModel | Mapping):
         return split
-    name = str(split)
-    is_known = isinstance(split, str) and name in _KNOWN_SPLITS
-    return {"name": name, "type": name if is_known else "validation"}
+    return {"name": str(split), "type": split if split in SPLITS else "validation"}
 
 
 def _problem(status: int, text: str) -> Response:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
@@ -192,8 +193,6 @@ class SessionConversation(Conversation):
         sockets: Likewise.
         ticket: Likewise.
         session_id: The standing session to attach to, if it has no ticket.
-        decoder: Decodes requests of the released dialect.
-        rpc: Answers JSON-RPC requests.
     """
 
     def __init__(
@@ -204,15 +203,12 @@ class SessionConversation(Conversation):
         sockets: "Sockets",
         ticket: Ticket | None,
         session_id: str | None,
-        decoder: RequestDecoder[Any],
-        rpc: JsonRpc,
     ) -> None:
         super().__init__(scope, receive, send, sockets, ticket)
         self._metrics = sockets.sessions.metrics
         self._owner = owner_of(scope)
         self._session_id = session_id
-        self._decoder = decoder
-        self._rpc = rpc
+        self._decoder, self._rpc = sockets.decoder, sockets.rpc
         self._session: EnvironmentSession | None = None
         self._frames_ahead: deque[Frame] = deque()
         self._frames_ahead_size = 0
@@ -407,24 +403,27 @@ class RpcConversation(SessionConversation):
         return self._rpc.encode_fault(None, fault_of(error)).decode()
 
 
+@dataclass(eq=False)
 class Sockets:
     """The set of conversations, each from its accept to the end of its session.
 
-    Args:
-        sessions: Opens their sessions.
-        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
-
     Attributes:
-        sessions: As given; the timeout too.
+        sessions: Opens their sessions.
+        decoder: Decodes requests of the released dialect.
+        rpc: Answers JSON-RPC requests.
+        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
         draining: Whether new conversations end at once.
     """
 
-    def __init__(self, sessions: SessionTable, send_timeout_s: float) -> None:
-        self.sessions = sessions
-        self.send_timeout_s = send_timeout_s
+    sessions: SessionTable
+    decoder: RequestDecoder[Any]
+    rpc: JsonRpc
+    send_timeout_s: float
+    draining: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self._conversations: set[Conversation] = set()
         self._conversation_removed = asyncio.Event()
-        self.draining = False
 
     def __len__(self) -> int:
         return len(self._conversations)
@@ -462,43 +461,32 @@ V1Factory: TypeAlias = Callable[[Message, Receive, Send, str | None], Conversati
 """Creates the conversation for the subprotocol `ropewalk.v1`, attached to the standing session of an id if given."""
 
 
+@dataclass(frozen=True)
 class SocketRoute:
     """An ASGI application that runs a conversation on every socket.
 
-    Args:
+    Attributes:
         kind: The conversation in the released dialect.
         sockets: The set of open conversations.
-        decoder: Decodes requests of that dialect.
-        rpc: Answers JSON-RPC requests.
         v1_factory: Creates the conversation for the subprotocol `ropewalk.v1`. If given, the URL may name a standing
             session to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
     """
 
-    def __init__(
-        self,
-        kind: type[SessionConversation],
-        sockets: Sockets,
-        decoder: RequestDecoder[Any],
-        rpc: JsonRpc,
-        v1_factory: V1Factory | None = None,
-    ) -> None:
-        self._kind = kind
-        self._sockets = sockets
-        self._dialect = decoder, rpc
-        self._v1_factory = v1_factory
+    kind: type[SessionConversation]
+    sockets: Sockets
+    v1_factory: V1Factory | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         session_id: str | None = None
-        if self._v1_factory is not None:
+        if self.v1_factory is not None:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             session_id = query.get("session_id", [None])[0]
             if SUBPROTOCOL in (scope.get("subprotocols") or ()):
-                await self._v1_factory(scope, receive, send, session_id).serve()
+                await self.v1_factory(scope, receive, send, session_id).serve()
                 return
         ticket: Ticket | None = None
         if session_id is None:
             wait_s = wait_of(scope["headers"], HANDSHAKE_WAIT_S)
-            ticket = self._sockets.sessions.queue.enter(owner_of(scope), wait_s=wait_s)
-        place = (scope, receive, send, self._sockets, ticket, session_id)
-        await self._kind(*place, *self._dialect).serve()
+            ticket = self.sockets.sessions.queue.enter(owner_of(scope), wait_s=wait_s)
+        await self.kind(scope, receive, send, self.sockets, ticket, session_id).serve()

@@ -211,8 +211,8 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         held = {**table.options, "policies": table.policies} if table.policies else table.options
         if table.players and (differing := [name for name in given if given[name] != held.get(name)]):
             raise InvalidResetOptionError(
-                f"the table's first session chose other values of {', '.join(differing)}; give the same, or none, or name "
-                "another table"
+                f"the table's first session chose other values of {', '.join(differing)}; give the same, or none, or "
+                "name another table"
             )
         own_seats = self._read_seats(seat or free[:1])
         if taken := [each for each in own_seats if each not in free]:

@@ -91,7 +91,7 @@ async def test_sync_and_async_rubrics_can_be_awaited_and_async_ones_must_be() ->
         await environment._reset_rubric_async()
         assert await environment._apply_rubric_async(ACTION, Observation()) == worth
         assert getattr(rubric, "told", 0) == resets
-    with pytest.raises(TypeError, match=r"got an awaitable; .*_apply_rubric_async"):
+    with pytest.raises(TypeError, match=r"got coroutine; .*_apply_rubric_async"):
         Bare(rubric=AsyncRubric()).step(ACTION)
 
 

@@ -132,7 +132,7 @@ def test_nested_rubrics_are_found_by_path() -> None:
         "game.rubric_1",
     ]
     assert outer.get_rubric("game.rubric_1") is inner[1]
-    with pytest.raises(KeyError, match="no rubric 'rubric_2'"):
+    with pytest.raises(KeyError, match=r"no rubric at 'game.rubric_2'"):
         outer.get_rubric("game.rubric_2")
 
 

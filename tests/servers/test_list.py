@@ -42,7 +42,6 @@ def test_environments_of_folders_and_import_path_are_listed(
     (clone / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "3.1"\ndescription = "Cloned."\n')
     bare = make(here / "bare_env")
     (bare / "openenv.yaml").unlink()
-    (bare / "__init__.py").write_text('"""Says\nlittle. The server is in :mod:`x`."""\n')
     make(here / "envs_of_mine" / "deep_env")
     make(here / ".hidden" / "no_env")
     environments = list_as_json(capsys)
@@ -60,7 +59,7 @@ def test_environments_of_folders_and_import_path_are_listed(
     assert (clone_told["version"], clone_told["description"]) == ("3.1", "Cloned.")
     assert (bare_told["name"], bare_told["description"], bare_told["error"]) == (
         "bare_env",
-        "Says little.",
+        "",
         None,
     )
     assert environments["blackjack"]["error"] is None
