@@ -95,44 +95,35 @@ class _AnswerRounds:
     """
 
     def __init__(self, state: str | None, responses: object) -> None:
-        saved: dict[str, Any] = {} if state is None else json.loads(state)
-        self._answered_rounds: list[dict[str, Any]] = saved.get("answered", [])
-        self._partial_answers: dict[str, Any] = saved.get("partly", {})
+        self._answers: list[dict[str, Any]] = [] if state is None else json.loads(state)  # by round and name
         self._responses = responses if isinstance(responses, Mapping) else {}
-        self._next_round = 0
+        self._rounds = 0
         self.open: dict[str, Request] = {}
 
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
         """Return the answers to a tool's questions; None if the client must be asked first."""
-        number, self._next_round = self._next_round, self._next_round + 1
-        if number < len(self._answered_rounds):
-            answered = self._answered_rounds[number]
-        else:
-            answered = {
-                key: answer
-                for key, question in questions.items()
-                if (
-                    answer := self._partial_answers.get(key)
-                    or _read_answer(question, self._responses.get(key))
-                )
-            }
-            self._partial_answers, self._responses = {}, {}
+        number, self._rounds = self._rounds, self._rounds + 1
+        known = self._answers[number] if number < len(self._answers) else {}
+        responses: Mapping[str, Any] = {}
+        asked_last = number >= len(self._answers) - 1
+        if asked_last:  # the responses are to this round's questions, if they are still the same
+            responses, self._responses = self._responses, {}
+        answered = {
+            key: answer
+            for key, question in questions.items()
+            if (answer := known.get(key) or _read_answer(question, responses.get(key)))
+        }
         self.open = {key: question for key, question in questions.items() if key not in answered}
-        if self.open:
-            self._partial_answers = answered
-            del self._answered_rounds[number:]
-            return None
-        if number == len(self._answered_rounds):
-            self._answered_rounds.append(answered)
-        return {key: answered[key] for key in questions}
+        if self.open or asked_last:
+            self._answers[number:] = [answered]
+        return None if self.open else answered
 
     def result(self) -> dict[str, Any]:
         """Return the result, as MCP JSON, of a call that ends with questions."""
-        state = {"answered": self._answered_rounds, "partly": self._partial_answers}
         return {
             "resultType": "input_required",
             "inputRequests": {key: to_mcp(question) for key, question in self.open.items()},
-            "requestState": json.dumps(state),
+            "requestState": json.dumps(self._answers),
         }
 
 

@@ -26,7 +26,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
-from servers.mcp.handlers import Handlers, make_server
+from servers.mcp.handlers import CHANGES, Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.mcp.replies import Replies
 from servers.mcp.requests import (
@@ -380,7 +380,14 @@ class McpEngine:
         try:
             async with transport.connect() as (reading, writing):
                 ready.set()
-                await serve_loop(self._server, reading, writing, lifespan_state={}, session_id=connection.id)
+                await serve_loop(
+                    self._server,
+                    reading,
+                    writing,
+                    lifespan_state={},
+                    session_id=connection.id,
+                    init_options=self._server.create_initialization_options(CHANGES),
+                )
         except Exception:
             logger.exception("a connection of the MCP SDK has failed")
         finally:

@@ -13,7 +13,6 @@ import mcp_types as types
 from mcp.server.caching import CACHEABLE_METHODS, CacheableMethod, CacheHint
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
-from mcp.server.models import InitializationOptions
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
@@ -312,27 +311,15 @@ def _size(content: list[dict[str, Any]]) -> int:
     return sum(len(source.get(key) or "") for source in sources for key in ("text", "data", "blob"))
 
 
-class _McpServer(Server[dict[str, Any]]):
-    """An SDK server that declares over HTTP too that its lists may change."""
-
-    def create_initialization_options(
-        self,
-        notification_options: NotificationOptions | None = None,
-        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
-        extensions: dict[str, dict[str, Any]] | None = None,
-    ) -> InitializationOptions:
-        """Return the options that the handshake is answered with."""
-        changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
-        return super().create_initialization_options(
-            notification_options or changes, experimental_capabilities, extensions
-        )
+CHANGES: Final = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+"""Declared in the handshake: every list may change."""
 
 
 def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[str, Any]]:
     """Return the SDK's server with the handlers that the environment's tooling offers."""
     private = CacheHint(ttl_ms=0, scope="private")
     hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
-    server = _McpServer(name, version=_version(), cache_hints=hints)
+    server: Server[dict[str, Any]] = Server(name, version=_version(), cache_hints=hints)
 
     def add(
         method: str,

@@ -4,9 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +16,7 @@ from servers.acting import ActionTooling
 from servers.app import EnvironmentApp
 from servers.execution import cancel_task
 from servers.mcp.context import RequestOrigin
-from servers.mcp.handlers import Handlers, make_server
+from servers.mcp.handlers import CHANGES, Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.routes.http import answer_request
 from servers.sessions import EnvironmentSession
@@ -26,9 +24,6 @@ from servers.threads import ThreadPool
 from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
-
-MAX_READ_AHEAD: Final = 16
-"""Lines read before the SDK takes them."""
 
 
 class _StandardStreams(NamedTuple):
@@ -53,46 +48,34 @@ def take_standard_streams() -> _StandardStreams:
 
 
 class _Lines:
-    """The lines of standard input, for the SDK's transport.
-
-    They are read in a daemon thread, which does not keep the process from exiting.
-    """
+    """The lines of standard input, for the SDK's transport; read in a daemon thread, in which the process can exit."""
 
     def __init__(self, descriptor: int, limit: int) -> None:
         self._file = os.fdopen(descriptor, "rb")
         self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._read_slots = threading.Semaphore(MAX_READ_AHEAD)
-        threading.Thread(target=self._read, name="lines of MCP", daemon=True).start()
+        self._pool = ThreadPool(1, "lines of MCP")
 
     def __aiter__(self) -> "_Lines":
         return self
 
     async def __anext__(self) -> str:
-        line = await self._lines.get()
-        self._read_slots.release()
-        if line is None:
+        succeeded, line = await self._pool.run(self._read)
+        if not succeeded:
+            logger.error("cannot read from the host: %s", line)
+        if not succeeded or not line:
             raise StopAsyncIteration
-        return line
+        return str(line)
 
-    def _read(self) -> None:
-        try:
-            while line := self._file.readline(self._limit + 1):
-                if len(line) > self._limit:
-                    logger.error("a message of more than %d bytes was dropped", self._limit)
-                    while line and not line.endswith(b"\n"):
-                        line = self._file.readline(self._limit)
-                elif line.strip():
-                    self._put(line.decode("utf-8", "replace"))
-        except OSError as error:
-            logger.error("cannot read from the host: %s", error)
-        self._put(None)
-
-    def _put(self, line: str | None) -> None:
-        self._read_slots.acquire()
-        with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+    def _read(self) -> str:
+        """Return the next line that is not empty or too long; an empty one at the end."""
+        while line := self._file.readline(self._limit + 1):
+            if len(line) > self._limit:
+                logger.error("a message of more than %d bytes was dropped", self._limit)
+                while line and not line.endswith(b"\n"):
+                    line = self._file.readline(self._limit)
+            elif line.strip():
+                return line.decode("utf-8", "replace")
+        return ""
 
 
 class _Pipe:
@@ -164,25 +147,23 @@ async def _serve(
         lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
         # They have the methods of a file that the SDK calls, and their threads do not keep the process from exiting.
         async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
-            await server.run(reading, writing, server.create_initialization_options())
+            await server.run(reading, writing, server.create_initialization_options(CHANGES))
 
-    session_ended, stopped = asyncio.Event(), asyncio.Event()
-    session.on_end = session_ended.set
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
     serve_task = asyncio.create_task(serve())
-    wait_tasks = [asyncio.create_task(event.wait()) for event in (session_ended, stopped)]
+    over = asyncio.Event()
+    serve_task.add_done_callback(lambda _: over.set())
+    session.on_end = over.set
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
     try:
-        await asyncio.wait([serve_task, *wait_tasks], return_when=asyncio.FIRST_COMPLETED)
-        if session_ended.is_set():
+        await over.wait()
+        if session.ended:
             logger.error("the session has ended; start %s again for another", name)
             await asyncio.wait([serve_task], timeout=FINAL_REPLY_TIMEOUT_S)
         elif serve_task.done():
             serve_task.result()
-        return not session_ended.is_set()
+        return not session.ended
     finally:
         session.on_end = None
         hub.close()
-        for task in (*wait_tasks, serve_task):
-            await cancel_task(task)
+        await cancel_task(serve_task)
