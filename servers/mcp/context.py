@@ -145,7 +145,7 @@ class RequestOrigin:
 
     owner: str
     session: EnvironmentSession | None = None
-    hub: Hub | None = None
+    hub: Hub[Any] | None = None
     peer: Peer | None = None
     named: bool = True
 

@@ -11,8 +11,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.mcp.requests import MCP_PATH, Exchange, McpRequestRefusedError, is_mcp, parse_request
+from servers.mcp.requests import MCP_PATH, McpRequest, McpRequestRefusedError, is_mcp
 from servers.routes.http import json_answer, make_route, retry_headers
 from servers.routes.jsonrpc import JsonRpc
 from servers.sessions import SessionTable
@@ -56,18 +57,18 @@ class McpEntry:
         if self._metrics.enabled:
             self._metrics.count_received(body)
             send = self._metrics.counting(send)
-        request = parse_request(scope, body)
-        exchange = Exchange(request, scope, body, receive, send)
+        request = McpRequest(scope, body)
         if not request.standard:
             if request.http != "POST":
                 raise HTTPException(405, headers={"Allow": "POST"})
-            response = await self._rpc.serve(Request(scope, exchange.replay_body))
+            response = await self._rpc.serve(Request(scope, request.replay(receive)))
             await response(scope, receive, send)
             return
         try:
             engine = await self._engine()
-            await engine(exchange)
-        except McpRequestRefusedError as refused:
+            await engine(request, receive, send)
+        except (McpRequestRefusedError, RefusalError) as error:
+            refused = error if isinstance(error, McpRequestRefusedError) else McpRequestRefusedError.of(error)
             fault = jsonrpc.encode_fault(request.request_id, refused.fault)
             await json_answer(fault, refused.status, retry_headers(refused.status))(scope, receive, send)
 

@@ -138,8 +138,8 @@ async def serve_stdio(
 async def _serve(
     app: EnvironmentApp, tooling: Tooling, name: str, session: EnvironmentSession, wire: _StandardStreams
 ) -> bool:
-    hub, peer = Hub(), Peer()
-    hub.peers.add(peer)
+    hub, peer = Hub[Peer](), Peer()
+    hub.peers[session.id] = peer
     handlers = Handlers(app.sessions, tooling, RequestOrigin("", session, hub, peer))
     server = make_server(name, handlers, tooling)
 
