@@ -4,8 +4,8 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Final
 
 from mcp.server.runner import serve_loop
@@ -121,7 +121,6 @@ class McpEngine:
         self._stateless = StreamableHTTPSessionManager(
             self._server, max_request_body_size=settings.max_body_bytes
         )
-        self._manager: asyncio.Task[None] | None = None
         self._held_events = HeldEvents()
         self._hubs: dict[EnvironmentSession, Hub[_Connection]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -129,35 +128,24 @@ class McpEngine:
         self._single_sessions: dict[str, EnvironmentSession] = {}  # by owner
         self._opening_single = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Start the SDK's session manager; returns when it accepts requests."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def run() -> None:
-            async with self._stateless.run():
-                ready.set_result(None)
-                await asyncio.get_running_loop().create_future()
-
-        self._manager = asyncio.create_task(run(), name="the SDK's stateless wire")
-        await asyncio.wait([ready, self._manager], return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            self._manager.result()  # raises the error
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Accept requests while the block runs; then close every stream and connection."""
+        async with self._stateless.run():
+            try:
+                yield
+            finally:
+                tasks = []
+                for hub in self._hubs.values():
+                    hub.close()
+                    tasks += [peer.task for peer in hub.peers.values() if peer.task is not None]
+                await asyncio.gather(*(cancel_task(task) for task in tasks))
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
         if self._closing:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait(self._closing, timeout=max(0.0, remaining))
-
-    async def stop(self) -> None:
-        """Close every stream and connection, and end the SDK's session manager."""
-        tasks = []
-        for hub in self._hubs.values():
-            hub.close()
-            tasks += [peer.task for peer in hub.peers.values() if peer.task is not None]
-        if self._manager is not None:
-            tasks.append(self._manager)
-        await asyncio.gather(*(cancel_task(task) for task in tasks))
 
     async def __call__(self, request: McpRequest, receive: Receive, send: Send) -> None:
         """Answer one request.

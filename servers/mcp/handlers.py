@@ -34,13 +34,13 @@ from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, orig
 from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.metrics import TOOL
 from servers.routes.http import answer_request, report_error
-from servers.sessions import EnvironmentSession, MethodRequest, SessionTable, UnknownSessionError
+from servers.sessions import MethodRequest, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling, ToolRefusedError
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]
 
-_Request: TypeAlias = tuple[Any, Callable[[Any], Any]]
-"""A request, and what makes the reply of its result."""
+Answer: TypeAlias = dict[str, Any] | None
+"""A result as MCP's JSON; None for a caller that has cancelled its request."""
 
 _RESOURCE_NOT_FOUND: Final = -32002
 """Error code of the handshake versions; the stateless version reports the URI as an invalid parameter."""
@@ -117,34 +117,20 @@ class Handlers:
 
     # Lists
 
-    async def list_tools(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        """Answer tools/list."""
-        _refuse_cursor(params)
-        specs = self._tooling.declared_tools()
-        if specs is None:
-            specs = await self._look_up(ctx, self._tooling.request_tools)
-        return {"tools": [spec.to_mcp() for spec in specs]}
-
     async def list_objects(
         self, key: str, method: str, ctx: Ctx, params: types.PaginatedRequestParams
     ) -> dict[str, Any]:
-        """Answer resources/list, resources/templates/list or prompts/list with the environment's method."""
-        _refuse_cursor(params)
-
-        def request(session: EnvironmentSession) -> _Request | None:
-            return (MethodRequest(method), lambda specs: specs) if session.has_method(method) else None
-
-        declared = self._tooling.list_declared(method)
-        return {
-            key: [
-                spec.to_mcp()
-                for spec in (await self._look_up(ctx, request) if declared is None else declared)
-            ]
-        }
+        """Answer tools/list, resources/list, resources/templates/list or prompts/list by the environment's method."""
+        if params.cursor is not None:
+            raise MCPError(types.INVALID_PARAMS, "a cursor is not accepted; every list comes whole")
+        specs = self._tooling.list_declared(method)
+        if specs is None:
+            specs = await self._look_up(ctx, method)
+        return {key: [spec.to_mcp() for spec in specs]}
 
     # Calls
 
-    async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
+    async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> Answer:
         """Answer tools/call."""
         context = self._make_context(ctx)
 
@@ -164,14 +150,11 @@ class Handlers:
             answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
             return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
-        def request(session: EnvironmentSession) -> _Request:
-            call, read = self._tooling.request_call(
-                session, params.name, params.arguments or {}, context, context.run
-            )
-            return call, lambda result: encode(read(result))
-
         try:
-            return await self._call(context, request, kind=TOOL)  # type: ignore[no-any-return]
+            call, read = self._tooling.request_call(
+                context.session, params.name, params.arguments or {}, context, context.run
+            )
+            return await self._call(context, call, lambda result: encode(read(result)), kind=TOOL)
         except EpisodeOverError as error:
             return encode(ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error)))
         except InvalidResetOptionError as error:
@@ -179,13 +162,13 @@ class Handlers:
         except ToolRefusedError as refused:
             return encode(refused.result)
 
-    async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
+    async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> Answer:
         """Answer resources/read."""
         return await self._call_method(
             ctx, "read_resource", (str(params.uri),), lambda contents: {"contents": contents}
         )
 
-    async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> dict[str, Any]:
+    async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> Answer:
         """Answer prompts/get."""
 
         def encode(prompt: Any) -> dict[str, Any]:
@@ -194,7 +177,7 @@ class Handlers:
 
         return await self._call_method(ctx, "get_prompt", (params.name, params.arguments or {}), encode)
 
-    async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> dict[str, Any]:
+    async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> Answer:
         """Answer completion/complete."""
 
         def encode(result: Any) -> dict[str, Any]:
@@ -244,15 +227,17 @@ class Handlers:
             raise MCPError(types.METHOD_NOT_FOUND, "subscribe with subscriptions/listen instead")
         return peer.subscriptions
 
-    async def _look_up(
-        self, ctx: Ctx, make_request: Callable[[EnvironmentSession], "_Request | None"]
-    ) -> Any:
-        """Answer a lookup in the request's session or, if it has none, in one opened for it; [] if there is none."""
+    async def _look_up(self, ctx: Ctx, method: str) -> Sequence[Any]:
+        """Call a listing method in the request's session or, if it has none, in one opened for it."""
         origin = self.origin(ctx)
         own = nullcontext(origin.session) if origin.session else self._sessions.session(origin.owner)
         async with own as session:
-            request = make_request(session)
-            return [] if request is None else await answer_request(session, *request)
+            listed: Sequence[Any] = []
+            if method == "list_tools":
+                listed = await answer_request(session, *self._tooling.request_tools(session))
+            elif session.has_method(method):
+                listed = await answer_request(session, MethodRequest(method))
+            return listed
 
     def _make_context(self, ctx: Ctx) -> CallContext:
         """Return the context of a call, which may notify and ask the caller; MCPError: the request has no session."""
@@ -263,24 +248,25 @@ class Handlers:
 
     async def _call_method(
         self, ctx: Ctx, name: str, args: tuple[Any, ...], encode: Callable[[Any], dict[str, Any]]
-    ) -> dict[str, Any]:
+    ) -> Answer:
         """Call a method of the environment, which takes the context as its last argument."""
         context = self._make_context(ctx)
-        return await self._call(  # type: ignore[no-any-return]
-            context, lambda _: (MethodRequest(name, (*args, context), context.run), encode)
-        )
+        return await self._call(context, MethodRequest(name, (*args, context), context.run), encode)
 
     async def _call(
         self,
         context: CallContext,
-        make_request: Callable[[EnvironmentSession], "_Request"],
+        request: Any,
+        encode: Callable[[Any], dict[str, Any]],
         kind: int | None = None,
-    ) -> Any:
+    ) -> Answer:
         """Answer a request in its session; its caller may cancel it, and may have to answer questions first."""
         received_at = perf_counter() if self._sessions.metrics.enabled else 0.0
         try:
-            request, encode = make_request(context.session)
-            return await answer_request(context.session, request, encode, kind=kind, received_at=received_at)
+            answer: dict[str, Any] = await answer_request(
+                context.session, request, encode, kind=kind, received_at=received_at
+            )
+            return answer
         except asyncio.CancelledError:
             context.cancel()
             raise
@@ -289,11 +275,6 @@ class Handlers:
         finally:
             if not context.cancelled:
                 await context.flush()
-
-
-def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
-    if params.cursor is not None:
-        raise MCPError(types.INVALID_PARAMS, "a cursor is not accepted; every list comes whole")
 
 
 def _check_subscriptions(uris: Sequence[str]) -> None:
@@ -324,9 +305,9 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
     def add(
         method: str,
         params: type[BaseModel],
-        handler: Callable[[Ctx, Any], Awaitable[dict[str, Any] | BaseModel]],
+        handler: Callable[[Ctx, Any], Awaitable[Answer | BaseModel]],
     ) -> None:
-        async def complete(ctx: Ctx, params: Any) -> dict[str, Any] | BaseModel:
+        async def complete(ctx: Ctx, params: Any) -> HandlerResult:
             try:
                 answer = await handler(ctx, params)
             except FATAL as error:
@@ -349,27 +330,22 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
         )
 
     server.add_request_handler(DISCOVER, types.RequestParams, discover)
-    add("tools/list", types.PaginatedRequestParams, handlers.list_tools)
+
+    def add_list(method: str, key: str, lister: str) -> None:
+        add(method, types.PaginatedRequestParams, partial(handlers.list_objects, key, lister))
+
+    add_list("tools/list", "tools", "list_tools")
     add("tools/call", types.CallToolRequestParams, handlers.call_tool)
     add("subscriptions/listen", types.SubscriptionsListenRequestParams, handlers.listen)
     add("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
     if tooling.offers("resources"):
-        listed, templates = ("resources", "list_resources"), ("resourceTemplates", "list_resource_templates")
-        add("resources/list", types.PaginatedRequestParams, partial(handlers.list_objects, *listed))
-        add(
-            "resources/templates/list",
-            types.PaginatedRequestParams,
-            partial(handlers.list_objects, *templates),
-        )
+        add_list("resources/list", "resources", "list_resources")
+        add_list("resources/templates/list", "resourceTemplates", "list_resource_templates")
         add("resources/read", types.ReadResourceRequestParams, handlers.read_resource)
         add("resources/subscribe", types.SubscribeRequestParams, handlers.subscribe)
         add("resources/unsubscribe", types.UnsubscribeRequestParams, handlers.unsubscribe)
     if tooling.offers("prompts"):
-        add(
-            "prompts/list",
-            types.PaginatedRequestParams,
-            partial(handlers.list_objects, "prompts", "list_prompts"),
-        )
+        add_list("prompts/list", "prompts", "list_prompts")
         add("prompts/get", types.GetPromptRequestParams, handlers.get_prompt)
     if tooling.offers("completions"):
         add("completion/complete", types.CompleteRequestParams, handlers.complete)
