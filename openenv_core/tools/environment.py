@@ -165,14 +165,9 @@ class DeclaredTools:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message))
         try:
             call_arguments = tool.method.read(arguments, context)
-        except InvalidArgumentsError as error:
-            return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
-        except Exception as error:  # from a validator of the author's
-            return self._after(name, arguments, to_failure(error))
-        method: Callable[..., Any] = getattr(self, tool.method.attribute)
-        if tool.method.asynchronous:
-            return self._call_async(tool, arguments, lambda: method(**call_arguments))
-        try:
+            method: Callable[..., Any] = getattr(self, tool.method.attribute)
+            if tool.method.asynchronous:
+                return self._call_async(tool, arguments, lambda: method(**call_arguments))
             value = require_value(method(**call_arguments), tool.method.attribute, _ASYNC_ADVICE)
             result = ToolResult.of(value, wrapped=tool.wrapped)
         except (EpisodeOverError, KeyboardInterrupt):
@@ -319,10 +314,10 @@ def to_failure(error: BaseException) -> ToolResult:
     if (unavailable := _find_unavailable(error)) is not None:
         text = text_of(unavailable)
         return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    text = (
-        text_of(error) if isinstance(error, ToolFailedError) else f"{type(error).__name__}: {text_of(error)}"
-    )
-    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
+    if isinstance(error, InvalidArgumentsError):
+        return ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error))
+    prefix = "" if isinstance(error, ToolFailedError) else f"{type(error).__name__}: "
+    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, prefix + text_of(error))
 
 
 def _find_unavailable(error: BaseException) -> ToolUnavailableError | None:
