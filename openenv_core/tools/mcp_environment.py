@@ -3,9 +3,9 @@
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from typing import Any, Final, NoReturn, cast
 
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError
 from openenv_core.loop_thread import run_async_safely, shared_loop
+from openenv_core.pending import convert
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools import (
     RESERVED_TOOL_NAMES,
@@ -135,7 +136,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         """Return the functions of the tools, if the server object exposes them."""
         known = {name: getattr(tool, "fn", None) for name, tool in get_server_tools(self.mcp_server).items()}
         callables = {name: function for name, function in known.items() if callable(function)}
-        return {**callables, **{name: function for name, (function, _) in self._own_tools.items()}}
+        return {**callables, **self._own_tools}
 
     def tool(self, mode: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that makes a function a tool, in one mode or in all.
@@ -149,7 +150,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             _check_names([function.__name__])
             if mode is not None:
-                self._tools_by_mode.setdefault(mode, {})[function.__name__] = function, _spec_of(function)
+                self._tools_by_mode.setdefault(mode, {})[function.__name__] = function
                 return function
             declared: Callable[..., Any] = self.mcp_server.tool()(function)
             return declared
@@ -185,12 +186,9 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         self, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
         """Call a tool, as a step of the episode. Raises `EpisodeOverError` if the author's step does."""
-        action = CallToolAction(tool_name=name, arguments=dict(arguments))
-        if inspect.iscoroutinefunction(type(self).step_async):
-            return self._call_by_step(action, context)
-        with self._forward_progress(context):
-            observation: Any = self.step_async(action)
-            return tool_result(observation)
+        self._context = context  # for the tool's progress: the author's step does not take it
+        step: Any = self.step_async(CallToolAction(tool_name=name, arguments=dict(arguments)))
+        return convert(step, tool_result)
 
     async def list_resources(self) -> Sequence[ResourceSpec]:
         """Return all resources."""
@@ -246,26 +244,13 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         self.mcp_server = self.mcp_client = None
 
     @cached_property  # authors may declare tools before they call the constructor
-    def _tools_by_mode(self) -> dict[str, dict[str, tuple[Callable[..., Any], ToolSpec]]]:
+    def _tools_by_mode(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """Tools of one mode, which the server object does not know, by mode and name."""
         return {}
 
     @property
-    def _own_tools(self) -> dict[str, tuple[Callable[..., Any], ToolSpec]]:
+    def _own_tools(self) -> dict[str, Callable[..., Any]]:
         return self._tools_by_mode.get(self._mode or "", {})
-
-    @contextmanager
-    def _forward_progress(self, context: ToolContext) -> Iterator[None]:
-        """Route a tool's progress to a context, which the author's `step` does not take."""
-        self._context = context
-        try:
-            yield
-        finally:
-            self._context = SILENT
-
-    async def _call_by_step(self, action: CallToolAction, context: ToolContext) -> ToolResult:
-        with self._forward_progress(context):
-            return tool_result(await self.step_async(action))
 
     async def _step_tools(
         self, action: ListToolsAction | CallToolAction, timeout_s: float | None
@@ -287,11 +272,12 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         listed = specs(ToolSpec, await client.list_tools(), "tools")
         mode_names = {name for tools in self._tools_by_mode.values() for name in tools}
         remaining = [spec for spec in listed if spec.name not in mode_names]
-        return [*remaining, *(spec for _, spec in self._own_tools.values())]
+        return [*remaining, *map(_spec_of, self._own_tools.values())]
 
     def _call(self, action: CallToolAction) -> Callable[[Any], Awaitable[CallToolObservation]]:
-        name, context = action.tool_name, self._context
-        function, _ = self._own_tools.get(name, (None, None))
+        name = action.tool_name
+        context, self._context = self._context, SILENT
+        function = self._own_tools.get(name)
 
         async def call(client: Any) -> CallToolObservation:
             try:
