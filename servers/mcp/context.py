@@ -155,15 +155,6 @@ class RequestOrigin:
         return f"{self.owner}/{'' if self.session is None else self.session.id}"
 
 
-def origin_of(ctx: ServerRequestContext[Any, Any], default: RequestOrigin | None = None) -> RequestOrigin:
-    """Return the origin of a handler's request; not from the SDK's session, which several clients may share."""
-    if ctx.request is None:
-        assert default is not None
-        return default
-    origin: RequestOrigin = ctx.request.scope[KEY]
-    return origin
-
-
 def replace_surrogates(value: Any) -> Any:
     """Return a JSON value with "?" in place of lone surrogates, which occur in file names and program output.
 

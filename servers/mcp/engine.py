@@ -23,7 +23,6 @@ from openenv_core.errors import describe_faults
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.frames import Reset
-from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
@@ -158,7 +157,7 @@ class McpEngine:
             raise _no_tools()
         if request.method == INITIALIZE and len(request.body) > _MAX_HELLO_BYTES:
             text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(request.body)}"
-            raise McpRequestRefusedError.invalid(text, 413)
+            raise McpRequestRefusedError(413, text)
         if request.version is not None and request.version not in HANDSHAKE_PROTOCOL_VERSIONS:
             await self._answer_stateless(request, receive, send)
         elif request.connection is not None:
@@ -171,7 +170,7 @@ class McpEngine:
                 "the header mcp-session-id is missing; begin with initialize, or send "
                 f"mcp-protocol-version: {MODERN_PROTOCOL_VERSIONS[-1]}"
             )
-            raise McpRequestRefusedError.invalid(text)
+            raise McpRequestRefusedError(400, text)
 
     # Requests
 
@@ -191,8 +190,7 @@ class McpEngine:
     async def _initialize(self, request: McpRequest, receive: Receive, send: Send) -> None:
         result = await while_connected(receive, self._find_or_open_session(request.owner, request.in_path))
         if result is None:
-            client_left = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
-            raise McpRequestRefusedError(CLIENT_LEFT, client_left)
+            raise McpRequestRefusedError(CLIENT_LEFT, "the client has left", jsonrpc.SERVER_ERROR)
         session, is_new = result
         with _hold_session(session):
             connection = None
@@ -220,7 +218,7 @@ class McpEngine:
             or request.in_path not in (None, connection.session.id)
         ):
             text = "the mcp-session-id names no connection of this caller"
-            raise McpRequestRefusedError.invalid(text, 404)
+            raise McpRequestRefusedError(404, text)
         last_event = request.headers.get("last-event-id")
         if request.http == "GET" and last_event and connection.events.after(last_event) is None:
             # The SDK would answer with a stream that ends at once, to which official clients would reconnect for
@@ -229,7 +227,7 @@ class McpEngine:
                 f"expected the Last-Event-ID of an event that is still kept, got {short(last_event)!r}; the events "
                 "after it are lost"
             )
-            raise McpRequestRefusedError.invalid(text)
+            raise McpRequestRefusedError(400, text)
         if request.http == "DELETE":
             self._close_connection(connection)
             if connection.owns_session:
@@ -288,8 +286,8 @@ class McpEngine:
             except RefusalError:
                 raise
             except FATAL as error:
-                fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, report_error(error))
-                raise McpRequestRefusedError(500, fault) from None
+                text = report_error(error)
+                raise McpRequestRefusedError(500, text, jsonrpc.INTERNAL_ERROR) from None
             undo.pop_all()
         return session
 
@@ -324,7 +322,7 @@ class McpEngine:
             ]
             if not unused:
                 text = "the session has as many connections as it may have; try again later"
-                raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
+                raise McpRequestRefusedError(503, text, jsonrpc.SERVER_ERROR)
             self._close_connection(min(unused, key=lambda peer: peer.last_used_at))
         connection = _Connection(session, hub, owns_session=owns, held_events=self._held_events)
         hub.peers[connection.id] = connection
@@ -378,21 +376,21 @@ def _check_hello(hello: McpRequest) -> None:
     request = Request(hello.scope)
     if not all(check_accept_headers(request)):
         text = "expected a client that accepts both application/json and text/event-stream"
-        raise McpRequestRefusedError.invalid(text, 406)
+        raise McpRequestRefusedError(406, text)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise McpRequestRefusedError.invalid("expected the Content-Type application/json", 415)
+        raise McpRequestRefusedError(415, "expected the Content-Type application/json")
     try:
         message = json.loads(hello.body)
         jsonrpc_message_adapter.validate_python(message, by_name=False)
         InitializeRequest.model_validate(message, by_name=False)
     except ValidationError as error:
         text = f"expected a handshake of MCP, got: {describe_faults(error, 'request')}"
-        raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text)) from None
+        raise McpRequestRefusedError(400, text, jsonrpc.INVALID_PARAMS) from None
 
 
 def _no_tools() -> McpRequestRefusedError:
     text = "the environment offers no tools; it is served on /ws and plain HTTP"
-    return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
+    return McpRequestRefusedError(404, text, jsonrpc.INTERNAL_ERROR)
 
 
 async def _wait_at_most(wait: Awaitable[object], seconds: float) -> None:

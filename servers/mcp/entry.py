@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -15,9 +16,9 @@ from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import cancel_task
 from servers.mcp.requests import MCP_PATH, McpRequest, McpRequestRefusedError, is_mcp
-from servers.routes.http import json_answer, make_route, retry_headers
+from servers.routes.http import json_answer, make_route, retry_headers, status_of
 from servers.routes.jsonrpc import JsonRpc
-from servers.sessions import SessionTable
+from servers.sessions import SessionTable, UnknownSessionError
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
 
@@ -68,10 +69,13 @@ class McpEntry:
         try:
             engine = await self._load()
             await engine(request, receive, send)
-        except (McpRequestRefusedError, RefusalError) as error:
-            refused = error if isinstance(error, McpRequestRefusedError) else McpRequestRefusedError.of(error)
-            fault = jsonrpc.encode_fault(request.request_id, refused.fault)
-            await json_answer(fault, refused.status, retry_headers(refused.status))(scope, receive, send)
+        except McpRequestRefusedError as refused:
+            await _refusal(request, refused.status, refused.fault)(scope, receive, send)
+        except RefusalError as refusal:  # by the table of sessions
+            unknown = isinstance(refusal, UnknownSessionError)
+            code = jsonrpc.INVALID_REQUEST if unknown else jsonrpc.SERVER_ERROR
+            fault = JsonRpcFaultError(code, refusal.message, refusal.extra or None)
+            await _refusal(request, status_of(refusal), fault)(scope, receive, send)
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
@@ -104,8 +108,7 @@ class McpEntry:
                 await asyncio.get_running_loop().create_future()
         except ImportError as error:
             logger.error("standard MCP cannot be served: %s", error)
-            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, _MISSING)
-            loading.set_exception(McpRequestRefusedError(501, fault))
+            loading.set_exception(McpRequestRefusedError(501, _MISSING, jsonrpc.INTERNAL_ERROR))
         except Exception as error:
             if loading.done():
                 raise
@@ -113,3 +116,7 @@ class McpEntry:
         finally:
             loading.cancel()
             self._loading = None
+
+
+def _refusal(request: McpRequest, status: int, fault: JsonRpcFaultError) -> Response:
+    return json_answer(jsonrpc.encode_fault(request.request_id, fault), status, retry_headers(status))

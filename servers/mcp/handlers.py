@@ -30,7 +30,7 @@ from openenv_core.tools import (
     ToolResult,
 )
 from servers.execution import FATAL
-from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
+from servers.mcp.context import KEY, CallContext, CallEndedError, RequestOrigin, replace_surrogates
 from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.metrics import TOOL
 from servers.routes.http import answer_request, report_error
@@ -112,8 +112,12 @@ class Handlers:
         self._sessions.metrics.count_error(code)
 
     def origin(self, ctx: Ctx) -> RequestOrigin:
-        """Return the caller and session of a request."""
-        return origin_of(ctx, self._fixed_origin)
+        """Return the caller and session of a request; not of the SDK's session, which several clients may share."""
+        if self._fixed_origin is not None:
+            return self._fixed_origin
+        assert ctx.request is not None
+        origin: RequestOrigin = ctx.request.scope[KEY]
+        return origin
 
     # Lists
 

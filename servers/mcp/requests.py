@@ -8,12 +8,10 @@ from starlette.types import Receive, Scope
 
 from openenv_core.errors import PicklableError
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.routes.http import path_of, status_of
+from servers.routes.http import path_of
 from servers.security import owner_of, replay
-from servers.sessions import UnknownSessionError
 
 MCP_PATH: Final = "/mcp"
 INITIALIZE: Final = "initialize"
@@ -94,21 +92,15 @@ def read_rpc(body: bytes) -> dict[str, Any]:
 
 
 class McpRequestRefusedError(PicklableError):
-    """A request that is refused before it reaches the SDK."""
+    """A request that is refused before it reaches the SDK.
 
-    def __init__(self, status: int, fault: JsonRpcFaultError) -> None:
-        super().__init__(fault.message)
+    Args:
+        status: The status of the response.
+        text: What is wrong.
+        code: The code of the JSON-RPC error.
+    """
+
+    def __init__(self, status: int, text: str, code: int = jsonrpc.INVALID_REQUEST) -> None:
+        super().__init__(text)
         self.status = status
-        self.fault = fault
-
-    @classmethod
-    def invalid(cls, text: str, status: int = 400) -> "McpRequestRefusedError":
-        """Return the refusal of an invalid request."""
-        return cls(status, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
-
-    @classmethod
-    def of(cls, refusal: RefusalError) -> "McpRequestRefusedError":
-        """Return a refusal by the session table as one for a standard client."""
-        unknown = isinstance(refusal, UnknownSessionError)
-        code = jsonrpc.INVALID_REQUEST if unknown else jsonrpc.SERVER_ERROR
-        return cls(status_of(refusal), JsonRpcFaultError(code, refusal.message, refusal.extra or None))
+        self.fault = JsonRpcFaultError(code, text)
