@@ -53,12 +53,8 @@ def to_mcp(question: Request) -> dict[str, Any]:
             request["params"] = {"message": message, "requestedSchema": dict(schema)}
         case Sample(messages=messages, max_tokens=max_tokens, options=options):
             if isinstance(messages, str):
-                sampling_messages: list[Any] = [
-                    {"role": "user", "content": {"type": "text", "text": messages}}
-                ]
-            else:
-                sampling_messages = [dict(message) for message in messages]
-            request["params"] = {"messages": sampling_messages, "maxTokens": max_tokens, **options}
+                messages = [{"role": "user", "content": {"type": "text", "text": messages}}]
+            request["params"] = {"messages": list(map(dict, messages)), "maxTokens": max_tokens, **options}
     return request
 
 

@@ -44,12 +44,12 @@ async def test_recent_events_of_a_connection_are_bounded() -> None:
     start, place, reply = [await recent.store_event("e", message) for message in messages]
     retained = recent.after(start)
     assert retained is not None
-    event_kinds = [(str(event.number), type(event.message)) for event in retained[1]]
+    event_kinds = [(event_id, type(message)) for event_id, message in retained[1].items()]
     # Of what is heavier than all that may be, its place is kept.
     assert event_kinds == [(place, type(None)), (reply, JSONRPCError)]
     one, other = await recent.store_event("b", answer("1")), await recent.store_event("d", answer("2"))
-    assert recent.after(one) == ("b", [])
-    assert recent.after(other) == ("d", [])
+    assert recent.after(one) == ("b", {})
+    assert recent.after(other) == ("d", {})
     heavy = [await recent.store_event("c", answer("x" * (MAX_WEIGHT // 3))) for _ in range(3)]
     assert recent.after(one) is None
     assert recent.after(heavy[0]) is None
@@ -62,11 +62,11 @@ async def test_get_stream_can_resume_until_it_has_missed_an_event() -> None:
     older, last = [await recent.store_event(GET_STREAM_KEY, note) for _ in range(2)]
     for _ in range(MAX_EVENTS):
         await recent.store_event("a call", note)
-    assert recent.after(last) == (GET_STREAM_KEY, [])
+    assert recent.after(last) == (GET_STREAM_KEY, {})
     assert recent.after(older) is None
     assert (newest := await recent.store_event(GET_STREAM_KEY, note))
     assert recent.after(last) is None
-    assert recent.after(newest) == (GET_STREAM_KEY, [])
+    assert recent.after(newest) == (GET_STREAM_KEY, {})
 
 
 async def test_recent_events_of_all_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
