@@ -5,7 +5,6 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
 
@@ -18,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
+from openenv_core import __version__
 from openenv_core.errors import EpisodeOverError
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, text_of
@@ -304,7 +304,7 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
     """Return the SDK's server with the handlers that the environment's tooling offers."""
     private = CacheHint(ttl_ms=0, scope="private")
     hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
-    server: Server[dict[str, Any]] = Server(name, version=_version(), cache_hints=hints)
+    server: Server[dict[str, Any]] = Server(name, version=__version__, cache_hints=hints)
 
     def add(
         method: str,
@@ -374,10 +374,3 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
     )
     server.middleware[:] = [track_channel, RequestStateBoundary(sealing, default_audience=name)]
     return server
-
-
-def _version() -> str:
-    try:
-        return version("ropewalk")
-    except PackageNotFoundError:
-        return ""

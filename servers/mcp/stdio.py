@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import anyio
+from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 
 from openenv_core.protocol.frames import Reset
@@ -19,9 +20,7 @@ from servers.mcp.context import RequestOrigin
 from servers.mcp.handlers import CHANGES, Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.routes.http import answer_request
-from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
-from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
 
@@ -121,49 +120,38 @@ async def serve_stdio(
     Raises:
         Exception: Whatever the environment raised in its constructor or reset.
     """
-    async with app.running():
-        session = await app.sessions.open("")
-        session.listeners += 1  # the session never counts as idle
-        try:
-            tooling = app.tooling
-            if not tooling.has_tools(session):
-                tooling = ActionTooling(app.served.factory, app.served.action)
-            await answer_request(session, Reset(dict(options)))
-            return await _serve(app, tooling, name, session, wire)
-        finally:
-            if not session.ended:
-                await app.sessions.close(session)
-
-
-async def _serve(
-    app: EnvironmentApp, tooling: Tooling, name: str, session: EnvironmentSession, wire: _StandardStreams
-) -> bool:
-    hub, peer = Hub[Peer](), Peer()
-    hub.peers[session.id] = peer
-    handlers = Handlers(app.sessions, tooling, RequestOrigin("", session, hub, peer))
-    server = make_server(name, handlers, tooling)
-
-    async def serve() -> None:
+    async with app.running(), app.sessions.session() as session:
+        tooling = app.tooling
+        if not tooling.has_tools(session):
+            tooling = ActionTooling(app.served.factory, app.served.action)
+        await answer_request(session, Reset(dict(options)))
+        hub, peer = Hub[Peer](), Peer()
+        hub.peers[session.id] = peer
+        server = make_server(
+            name, Handlers(app.sessions, tooling, RequestOrigin("", session, hub, peer)), tooling
+        )
         lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
-        # They have the methods of a file that the SDK calls, and their threads do not keep the process from exiting.
-        async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
-            await server.run(reading, writing, server.create_initialization_options(CHANGES))
+        serve_task = asyncio.create_task(_serve(server, lines, pipe))
+        over = asyncio.Event()
+        serve_task.add_done_callback(lambda _: over.set())
+        session.on_end = over.set
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, over.set)
+        try:
+            await over.wait()
+            if session.ended:
+                logger.error("the session has ended; start %s again for another", name)
+                await asyncio.wait([serve_task], timeout=FINAL_REPLY_TIMEOUT_S)
+            elif serve_task.done():
+                serve_task.result()
+            return not session.ended
+        finally:
+            session.on_end = None
+            hub.close()
+            await cancel_task(serve_task)
 
-    serve_task = asyncio.create_task(serve())
-    over = asyncio.Event()
-    serve_task.add_done_callback(lambda _: over.set())
-    session.on_end = over.set
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
-    try:
-        await over.wait()
-        if session.ended:
-            logger.error("the session has ended; start %s again for another", name)
-            await asyncio.wait([serve_task], timeout=FINAL_REPLY_TIMEOUT_S)
-        elif serve_task.done():
-            serve_task.result()
-        return not session.ended
-    finally:
-        session.on_end = None
-        hub.close()
-        await cancel_task(serve_task)
+
+async def _serve(server: Server[dict[str, Any]], lines: _Lines, pipe: _Pipe) -> None:
+    # They have the methods of a file that the SDK calls, and their threads do not keep the process from exiting.
+    async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
+        await server.run(reading, writing, server.create_initialization_options(CHANGES))
