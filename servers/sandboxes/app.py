@@ -234,7 +234,7 @@ class SandboxApp(Starlette):
             pauses=body.auto_pause,
             allow_internet=body.allow_internet_access is not False,
         )
-        return JSONResponse(self._to_created(record), 201)
+        return JSONResponse(self._to_details(record), 201)
 
     async def _list(self, request: Request) -> Response:
         owner, query = self._owner(request), request.query_params
@@ -258,10 +258,7 @@ class SandboxApp(Starlette):
         return _page(request, [self._to_json(each) for each in records])
 
     async def _get(self, request: Request) -> Response:
-        record = self._find_record(request)
-        lifecycle = {"onTimeout": "pause" if record.pauses else "kill", "autoResume": False}
-        more = {"lifecycle": lifecycle, "allowInternetAccess": record.allow_internet, "domain": self._domain}
-        return JSONResponse({**self._to_json(record), **more, "envdAccessToken": record.token})
+        return JSONResponse(self._to_details(self._find_record(request)))
 
     async def _end(self, request: Request) -> Response:
         await asyncio.shield(self.table.end(self._find_record(request)))
@@ -276,7 +273,7 @@ class SandboxApp(Starlette):
         record, body = self._find_record(request), await _read(request, _Change)
         self.table.set_timeout(record, body.timeout, only_longer=True)
         await self.table.freeze(record, frozen=False)
-        return JSONResponse(self._to_created(record))
+        return JSONResponse(self._to_details(record))
 
     async def _pause(self, request: Request) -> Response:
         record, _ = self._find_record(request), await _read(request, _Change)
@@ -290,7 +287,7 @@ class SandboxApp(Starlette):
         results: list[dict[str, Any]] = []
         for _ in range(body.count):
             try:
-                results.append({"sandbox": self._to_created(await self.table.fork(record, body.timeout))})
+                results.append({"sandbox": self._to_details(await self.table.fork(record, body.timeout))})
             except ApiError as error:
                 if not results:
                     raise
@@ -313,8 +310,8 @@ class SandboxApp(Starlette):
         ]
         return _page(request, rows)
 
-    def _common_fields(self, record: Record) -> dict[str, Any]:
-        """Return the fields common to all responses about a sandbox."""
+    def _to_json(self, record: Record) -> dict[str, Any]:
+        """Return a sandbox as an entry of a list."""
         assert record.machine is not None
         return {
             "sandboxID": record.id,
@@ -322,18 +319,6 @@ class SandboxApp(Starlette):
             "clientID": "ropewalk",
             "envdVersion": ENVD_VERSION,
             "isolation": record.machine.isolation,
-        }
-
-    def _to_created(self, record: Record) -> dict[str, Any]:
-        """Return the response to the creation of, or a connection to, a sandbox."""
-        tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
-        return {**self._common_fields(record), **tokens, "domain": self._domain}
-
-    def _to_json(self, record: Record) -> dict[str, Any]:
-        """Return a sandbox as an entry of a list or as details."""
-        assert record.machine is not None
-        return {
-            **self._common_fields(record),
             "metadata": record.metadata,
             "startedAt": record.started_at.isoformat(),
             "endAt": record.end_at.isoformat(),
@@ -341,7 +326,15 @@ class SandboxApp(Starlette):
             "cpuCount": max(1, round(record.machine.cpus)),
             "memoryMB": record.machine.memory_bytes // MIB,
             "diskSizeMB": self.table.limits.disk_bytes // MIB,
+            "lifecycle": {"onTimeout": "pause" if record.pauses else "kill", "autoResume": False},
+            "allowInternetAccess": record.allow_internet,
+            "domain": self._domain,
         }
+
+    def _to_details(self, record: Record) -> dict[str, Any]:
+        """Return a sandbox with its tokens, as it is created, connected to or asked for."""
+        tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
+        return {**self._to_json(record), **tokens}
 
 
 def _page(request: Request, rows: list[dict[str, Any]]) -> Response:
