@@ -120,13 +120,12 @@ class McpObjectSession:
     def close(self) -> None:
         """End the session and its thread. Idempotent."""
         with self._lock:
-            thread, self._thread, self._closed = self._thread, None, True
-        if thread is None or thread.is_forked:
-            return
-        # The server object's shutdown may fail or hang; the thread is stopped anyway.
-        with suppress(Exception):
-            thread.submit(self._finish).result(CLOSE_TIMEOUT_S)
-        thread.stop()
+            self._closed = True
+        if self._thread is not None:
+            # The server object's shutdown may fail or hang; the thread is stopped anyway.
+            with suppress(Exception):
+                self._thread.submit(self._finish).result(CLOSE_TIMEOUT_S)
+            self._drop_thread()
 
     def _submit(self, work: Callable[[Any], Awaitable[T]]) -> "Future[T]":
         with self._lock:
