@@ -152,6 +152,7 @@ class WebInterfaceManager:
     async def _play(self, request: Any, action: dict[str, Any] | None = None) -> dict[str, Any]:
         """Have the visitor's session answer a reset, or a step with this action; return the observation as sent."""
         visit = await self._open_visit()
+        reply: dict[str, Any]
         # Submitted together: no call of another visitor comes between them.
         reply, state = await asyncio.gather(
             answer_request(visit.session, request, _envelope),
