@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import anyio
 from mcp.server.lowlevel.server import Server
@@ -25,67 +25,37 @@ from servers.threads import ThreadPool
 logger = logging.getLogger("servers")
 
 
-class _StandardStreams(NamedTuple):
-    """The file descriptors of the MCP wire; no child process inherits them."""
+class StandardStreams:
+    """Standard input and output as the wire, with the methods of a file that the SDK's transport calls.
 
-    reading: int
-    writing: int
+    They are read and written in daemon threads: a host that neither writes nor reads blocks only these, and does not
+    keep the process from exiting.
 
-
-def take_standard_streams() -> _StandardStreams:
-    """Reserve standard input and output for the wire.
-
-    From now on standard input is empty and standard output is standard error: the output of an environment, and of
-    the processes that it starts, goes to the log.
+    Args:
+        reading: The descriptor of the input.
+        writing: The descriptor of the output.
+        limit: Bytes of a line; longer ones are dropped.
     """
-    wire = _StandardStreams(os.dup(0), os.dup(1))  # not inheritable
-    devnull = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(devnull, 0)
-    os.close(devnull)
-    os.dup2(2, 1)
-    return wire
 
-
-class _Lines:
-    """The lines of standard input, for the SDK's transport; read in a daemon thread, in which the process can exit."""
-
-    def __init__(self, descriptor: int, limit: int) -> None:
-        self._file = os.fdopen(descriptor, "rb")
+    def __init__(self, reading: int, writing: int, limit: int) -> None:
+        self._input, self._output = os.fdopen(reading, "rb"), writing
         self._limit = limit
-        self._pool = ThreadPool(1, "lines of MCP")
+        self._reader, self._writer = ThreadPool(1, "lines of MCP"), ThreadPool(1, "replies of MCP")
 
-    def __aiter__(self) -> "_Lines":
+    def __aiter__(self) -> "StandardStreams":
         return self
 
     async def __anext__(self) -> str:
-        succeeded, line = await self._pool.run(self._read)
+        succeeded, line = await self._reader.run(self._read)
         if not succeeded:
             logger.error("cannot read from the host: %s", line)
         if not succeeded or not line:
             raise StopAsyncIteration
         return str(line)
 
-    def _read(self) -> str:
-        """Return the next line that is not empty or too long; an empty one at the end."""
-        while line := self._file.readline(self._limit + 1):
-            if len(line) > self._limit:
-                logger.error("a message of more than %d bytes was dropped", self._limit)
-                while line and not line.endswith(b"\n"):
-                    line = self._file.readline(self._limit)
-            elif line.strip():
-                return line.decode("utf-8", "replace")
-        return ""
-
-
-class _Pipe:
-    """The output of the SDK's transport, written in a thread: a host that does not read blocks only that."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._pool = ThreadPool(1, "replies of MCP")
-
     async def write(self, text: str) -> None:
-        succeeded, value = await self._pool.run(partial(self._write, text.encode()))
+        """Write a text; ClosedResourceError if the host is gone."""
+        succeeded, value = await self._writer.run(partial(self._write, text.encode()))
         if not succeeded:
             logger.info("cannot write to the host: %s", value)
             raise anyio.ClosedResourceError
@@ -93,10 +63,35 @@ class _Pipe:
     async def flush(self) -> None:
         """Do nothing: writes are not buffered."""
 
+    def _read(self) -> str:
+        """Return the next line that is not empty or too long; an empty one at the end."""
+        while line := self._input.readline(self._limit + 1):
+            if len(line) > self._limit:
+                logger.error("a message of more than %d bytes was dropped", self._limit)
+                while line and not line.endswith(b"\n"):
+                    line = self._input.readline(self._limit)
+            elif line.strip():
+                return line.decode("utf-8", "replace")
+        return ""
+
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self._descriptor, view) :]
+            view = view[os.write(self._output, view) :]
+
+
+def take_standard_streams(limit: int) -> StandardStreams:
+    """Reserve standard input and output for the wire; a line may have `limit` bytes.
+
+    From now on standard input is empty and standard output is standard error: the output of an environment, and of
+    the processes that it starts, goes to the log.
+    """
+    wire = StandardStreams(os.dup(0), os.dup(1), limit)  # no child process inherits them
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
+    os.dup2(2, 1)
+    return wire
 
 
 FINAL_REPLY_TIMEOUT_S: Final = 1.0
@@ -104,7 +99,7 @@ FINAL_REPLY_TIMEOUT_S: Final = 1.0
 
 
 async def serve_stdio(
-    app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: _StandardStreams
+    app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: StandardStreams
 ) -> bool:
     """Serve one session until the host closes its end, or SIGINT or SIGTERM arrives.
 
@@ -130,8 +125,7 @@ async def serve_stdio(
         server = make_server(
             name, Handlers(app.sessions, tooling, RequestOrigin("", session, hub, peer)), tooling
         )
-        lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
-        serve_task = asyncio.create_task(_serve(server, lines, pipe))
+        serve_task = asyncio.create_task(_serve(server, wire))
         over = asyncio.Event()
         serve_task.add_done_callback(lambda _: over.set())
         session.on_end = over.set
@@ -151,7 +145,6 @@ async def serve_stdio(
             await cancel_task(serve_task)
 
 
-async def _serve(server: Server[dict[str, Any]], lines: _Lines, pipe: _Pipe) -> None:
-    # They have the methods of a file that the SDK calls, and their threads do not keep the process from exiting.
-    async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
+async def _serve(server: Server[dict[str, Any]], wire: StandardStreams) -> None:
+    async with stdio_server(wire, wire) as (reading, writing):  # type: ignore[arg-type]
         await server.run(reading, writing, server.create_initialization_options(CHANGES))

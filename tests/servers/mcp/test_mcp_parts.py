@@ -21,7 +21,7 @@ from servers.mcp.context import _AnswerRounds
 from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, HeldEvents, RecentEvents
 from servers.mcp.hub import MAX_WAITING, Outbox
 from servers.mcp.replies import Replies
-from servers.mcp.stdio import _Lines
+from servers.mcp.stdio import StandardStreams
 
 # Events that are kept for those who come back
 
@@ -210,8 +210,8 @@ def test_different_question_in_a_later_round_is_asked_again() -> None:
 
 async def test_lines_come_in_order_without_those_that_are_empty_or_too_long() -> None:
     reading, writing = os.pipe()
-    lines = _Lines(reading, 100)
+    lines = StandardStreams(reading, 1, 100)
     os.write(writing, b"1\n\n" + b"x" * 250 + b"\n2\n3")
     os.close(writing)
     assert [line async for line in lines] == ["1\n", "2\n", "3"]
-    lines._file.close()
+    lines._input.close()
