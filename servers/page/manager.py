@@ -152,12 +152,12 @@ class WebInterfaceManager:
     async def _play(self, request: Any, action: dict[str, Any] | None = None) -> dict[str, Any]:
         """Have the visitor's session answer a reset, or a step with this action; return the observation as sent."""
         visit = await self._open_visit()
-        reply: dict[str, Any]
         # Submitted together: no call of another visitor comes between them.
-        reply, state = await asyncio.gather(
+        replies: tuple[dict[str, Any], dict[str, Any]] = await asyncio.gather(
             answer_request(visit.session, request, _envelope),
             answer_request(visit.session, READ_STATE, _state),
         )
+        reply, state = replies
         steps, logs = int(state.get("step_count") or 0), []
         if action is not None:
             log = ActionLog(timestamp=datetime.now().isoformat(), action=action, step_count=steps, **reply)
