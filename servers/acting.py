@@ -42,8 +42,8 @@ class ActionTooling(Tooling):
         """Return False: actions are the only things offered."""
         return False
 
-    def declared_tools(self) -> Sequence[ToolSpec]:
-        """Return a tool for each action, and the one that begins an episode."""
+    def list_declared(self, method: str) -> Sequence[ToolSpec]:
+        """Return a tool for each action, and the one that begins an episode; there is nothing else to list."""
         return self._specs
 
     def request_call(

@@ -69,12 +69,8 @@ class Tooling:
         """Whether this environment has tools to list and call."""
         return session.is_tool_host or self._steps
 
-    def declared_tools(self) -> Sequence[ToolSpec] | None:
-        """Return the declared tools, or None if an instance has to list them."""
-        return self.list_declared("list_tools")
-
     def list_declared(self, method: str) -> Sequence[Any] | None:
-        """Return what another listing method would return, or None if an instance has to be called."""
+        """Return what a listing method would return, or None if an instance has to be called."""
         if self.toolset is None:
             return None
         return [each.spec for each in getattr(self.toolset, _LISTED[method]).values()]

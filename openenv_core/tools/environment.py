@@ -21,7 +21,7 @@ from openenv_core.tools.results import (
     contents,
 )
 from openenv_core.tools.specs import PromptSpec, ResourceSpec, ResourceTemplateSpec, ToolSpec
-from openenv_core.tools.toolset import DeclaredResource, DeclaredTool, Toolset
+from openenv_core.tools.toolset import DeclaredMethod, Toolset
 from openenv_core.tools.wire import (
     CallToolAction,
     CallToolObservation,
@@ -164,15 +164,10 @@ class DeclaredTools:
             message = f"expected one of the tools {known_names}, got {name[:200]!r}"
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message))
         try:
-            call_arguments = tool.signature.read(arguments, context)
-        except InvalidArgumentsError as error:
-            return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
-        except Exception as error:  # from a validator of the author's
-            return self._after(name, arguments, to_failure(error))
-        method: Callable[..., Any] = getattr(self, tool.method.attribute)
-        if tool.method.asynchronous:
-            return self._call_async(tool, arguments, lambda: method(**call_arguments))
-        try:
+            call_arguments = tool.method.read(arguments, context)
+            method: Callable[..., Any] = getattr(self, tool.method.attribute)
+            if tool.method.asynchronous:
+                return self._call_async(tool, arguments, lambda: method(**call_arguments))
             value = require_value(method(**call_arguments), tool.method.attribute, _ASYNC_ADVICE)
             result = ToolResult.of(value, wrapped=tool.wrapped)
         except (EpisodeOverError, KeyboardInterrupt):
@@ -191,7 +186,7 @@ class DeclaredTools:
 
     def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
         """Read a resource; see `ToolHost.read_resource`."""
-        known: Mapping[str, DeclaredResource[Any]] = {**self.TOOLSET.resources, **self.TOOLSET.templates}
+        known: Mapping[str, DeclaredMethod[Any]] = {**self.TOOLSET.resources, **self.TOOLSET.templates}
         for resource in known.values():
             if (values := resource.form.match(uri)) is not None:
                 return self._read(resource, uri, values, context)
@@ -206,7 +201,7 @@ class DeclaredTools:
         if (prompt := self.TOOLSET.prompts.get(name)) is None:
             known_names = ", ".join(self.TOOLSET.prompts) or "none"
             raise NoSuchPromptError(f"expected one of the prompts {known_names}, got {name[:200]!r}")
-        call_arguments = prompt.signature.read(arguments, context, strict=False)
+        call_arguments = prompt.method.read(arguments, context, strict=False)
         description = prompt.spec.description
         return convert(
             getattr(self, prompt.method.attribute)(**call_arguments),
@@ -230,10 +225,10 @@ class DeclaredTools:
         )
 
     def _read(
-        self, resource: DeclaredResource[Any], uri: str, values: Mapping[str, str], context: ToolContext
+        self, resource: DeclaredMethod[Any], uri: str, values: Mapping[str, str], context: ToolContext
     ) -> Now[ResourceContents]:
         try:
-            call_arguments = resource.signature.read(values, context, strict=False)
+            call_arguments = resource.method.read(values, context, strict=False)
         except InvalidArgumentsError as error:
             form = resource.form.template
             raise NoSuchResourceError(
@@ -245,7 +240,7 @@ class DeclaredTools:
         )
 
     async def _call_async(
-        self, tool: DeclaredTool, arguments: Mapping[str, Any], call: Callable[[], Any]
+        self, tool: DeclaredMethod[ToolSpec], arguments: Mapping[str, Any], call: Callable[[], Any]
     ) -> ToolResult:
         deadline = asyncio.timeout(tool.timeout_s)
         try:
@@ -319,10 +314,10 @@ def to_failure(error: BaseException) -> ToolResult:
     if (unavailable := _find_unavailable(error)) is not None:
         text = text_of(unavailable)
         return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
-    text = (
-        text_of(error) if isinstance(error, ToolFailedError) else f"{type(error).__name__}: {text_of(error)}"
-    )
-    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
+    if isinstance(error, InvalidArgumentsError):
+        return ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error))
+    prefix = "" if isinstance(error, ToolFailedError) else f"{type(error).__name__}: "
+    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, prefix + text_of(error))
 
 
 def _find_unavailable(error: BaseException) -> ToolUnavailableError | None:

@@ -3,9 +3,9 @@
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from typing import Any, Final, NoReturn, cast
 
@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError
-from openenv_core.loop_thread import run_async_safely
+from openenv_core.loop_thread import run_async_safely, shared_loop
+from openenv_core.pending import convert
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools import (
     RESERVED_TOOL_NAMES,
@@ -135,7 +136,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         """Return the functions of the tools, if the server object exposes them."""
         known = {name: getattr(tool, "fn", None) for name, tool in get_server_tools(self.mcp_server).items()}
         callables = {name: function for name, function in known.items() if callable(function)}
-        return {**callables, **{name: function for name, (function, _) in self._own_tools.items()}}
+        return {**callables, **self._own_tools}
 
     def tool(self, mode: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that makes a function a tool, in one mode or in all.
@@ -149,7 +150,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             _check_names([function.__name__])
             if mode is not None:
-                self._tools_by_mode.setdefault(mode, {})[function.__name__] = function, _spec_of(function)
+                self._tools_by_mode.setdefault(mode, {})[function.__name__] = function
                 return function
             declared: Callable[..., Any] = self.mcp_server.tool()(function)
             return declared
@@ -158,32 +159,20 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     def step(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         """List the tools, call one, or pass other actions to `_step_impl`."""
-        if isinstance(action, ListToolsAction):
-            return _make_listing(self._session.run(self._list_own_tools))
-        if not isinstance(action, CallToolAction):
-            return self._step_impl(action, timeout_s=timeout_s, **options)
-        limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
-        try:
-            return self._session.run(self._call(action), limit_s)
-        except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
-            return _to_failure(action, error, limit_s)
+        if isinstance(action, ListToolsAction | CallToolAction):
+            return shared_loop().run(self._step_tools, action, timeout_s)
+        return self._step_impl(action, timeout_s=timeout_s, **options)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         """As `step`, without blocking the event loop."""
-        if isinstance(action, ListToolsAction):
-            return _make_listing(await self._session.arun(self._list_own_tools))
-        if not isinstance(action, CallToolAction):
-            step = partial(self._step_impl, action, timeout_s=timeout_s, **options)
-            # A step whose caller stopped waiting still runs, in the one thread that an environment has for steps.
-            while (last := self._last_step) is not None and not last.done():
-                await asyncio.gather(asyncio.wrap_future(last), return_exceptions=True)
-            self._last_step = run_in_thread(step)
-            return await asyncio.wrap_future(self._last_step)
-        limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
-        try:
-            return await self._session.arun(self._call(action), limit_s)
-        except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
-            return _to_failure(action, error, limit_s)
+        if isinstance(action, ListToolsAction | CallToolAction):
+            return await self._step_tools(action, timeout_s)
+        step = partial(self._step_impl, action, timeout_s=timeout_s, **options)
+        # A step whose caller stopped waiting still runs, in the one thread that an environment has for steps.
+        while (last := self._last_step) is not None and not last.done():
+            await asyncio.gather(asyncio.wrap_future(last), return_exceptions=True)
+        self._last_step = run_in_thread(step)
+        return await asyncio.wrap_future(self._last_step)
 
     @abstractmethod
     def _step_impl(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
@@ -191,41 +180,38 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     async def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools of the current mode."""
-        return await self._session.arun(self._list_own_tools)
+        return await self._session.run(self._list_own_tools)
 
     def call_tool(
         self, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
         """Call a tool, as a step of the episode. Raises `EpisodeOverError` if the author's step does."""
-        action = CallToolAction(tool_name=name, arguments=dict(arguments))
-        if inspect.iscoroutinefunction(type(self).step_async):
-            return self._call_by_step(action, context)
-        with self._forward_progress(context):
-            observation: Any = self.step_async(action)
-            return tool_result(observation)
+        self._context = context  # for the tool's progress: the author's step does not take it
+        step: Any = self.step_async(CallToolAction(tool_name=name, arguments=dict(arguments)))
+        return convert(step, tool_result)
 
     async def list_resources(self) -> Sequence[ResourceSpec]:
         """Return all resources."""
         return specs(
-            ResourceSpec, await self._session.arun(lambda client: client.list_resources()), "resources"
+            ResourceSpec, await self._session.run(lambda client: client.list_resources()), "resources"
         )
 
     async def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
         """Return all resource templates."""
-        listed = await self._session.arun(lambda client: client.list_resource_templates())
+        listed = await self._session.run(lambda client: client.list_resource_templates())
         return specs(ResourceTemplateSpec, listed, "resource_templates")
 
     async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
         """Read a resource. Raises `NoSuchResourceError` if there is none at that URI, or it cannot be read."""
         try:
-            result = await self._session.arun(lambda client: client.read_resource(uri))
+            result = await self._session.run(lambda client: client.read_resource(uri))
         except Exception as error:
             raise NoSuchResourceError(f"expected a resource at the address {uri[:200]!r}: {error}") from error
         return [mcp_json(content) for content in getattr(result, "contents", result)]
 
     async def list_prompts(self) -> Sequence[PromptSpec]:
         """Return all prompts."""
-        return specs(PromptSpec, await self._session.arun(lambda client: client.list_prompts()), "prompts")
+        return specs(PromptSpec, await self._session.run(lambda client: client.list_prompts()), "prompts")
 
     async def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
         """Return the messages of a prompt.
@@ -235,7 +221,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             InvalidArgumentsError: The server object failed with these arguments.
         """
         try:
-            result = await self._session.arun(lambda client: client.get_prompt(name, dict(arguments)))
+            result = await self._session.run(lambda client: client.get_prompt(name, dict(arguments)))
         except Exception as error:
             known_names = [prompt.name for prompt in await self.list_prompts()]
             if name not in known_names:
@@ -258,36 +244,40 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         self.mcp_server = self.mcp_client = None
 
     @cached_property  # authors may declare tools before they call the constructor
-    def _tools_by_mode(self) -> dict[str, dict[str, tuple[Callable[..., Any], ToolSpec]]]:
+    def _tools_by_mode(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """Tools of one mode, which the server object does not know, by mode and name."""
         return {}
 
     @property
-    def _own_tools(self) -> dict[str, tuple[Callable[..., Any], ToolSpec]]:
+    def _own_tools(self) -> dict[str, Callable[..., Any]]:
         return self._tools_by_mode.get(self._mode or "", {})
 
-    @contextmanager
-    def _forward_progress(self, context: ToolContext) -> Iterator[None]:
-        """Route a tool's progress to a context, which the author's `step` does not take."""
-        self._context = context
+    async def _step_tools(
+        self, action: ListToolsAction | CallToolAction, timeout_s: float | None
+    ) -> Observation:
+        if isinstance(action, ListToolsAction):
+            listed = await self._session.run(self._list_own_tools)
+            return ListToolsObservation(tools=[spec.wire() for spec in listed])
+        limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
-            yield
-        finally:
-            self._context = SILENT
-
-    async def _call_by_step(self, action: CallToolAction, context: ToolContext) -> ToolResult:
-        with self._forward_progress(context):
-            return tool_result(await self.step_async(action))
+            return await self._session.run(self._call(action), limit_s)
+        except TimeoutError:
+            text = f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
+            result = ToolResult.failed(ToolErrorType.TIMEOUT, text)
+        except (ToolFailedError, ToolUnavailableError) as error:
+            result = to_failure(error)
+        return result.observation(action.tool_name)
 
     async def _list_own_tools(self, client: Any) -> list[ToolSpec]:
         listed = specs(ToolSpec, await client.list_tools(), "tools")
         mode_names = {name for tools in self._tools_by_mode.values() for name in tools}
         remaining = [spec for spec in listed if spec.name not in mode_names]
-        return [*remaining, *(spec for _, spec in self._own_tools.values())]
+        return [*remaining, *map(_spec_of, self._own_tools.values())]
 
     def _call(self, action: CallToolAction) -> Callable[[Any], Awaitable[CallToolObservation]]:
-        name, context = action.tool_name, self._context
-        function, _ = self._own_tools.get(name, (None, None))
+        name = action.tool_name
+        context, self._context = self._context, SILENT
+        function = self._own_tools.get(name)
 
         async def call(client: Any) -> CallToolObservation:
             try:
@@ -328,14 +318,3 @@ def _spec_of(function: Callable[..., Any]) -> ToolSpec:
 def _distance_to(cls: type, name: str) -> int:
     """Return the index in the MRO of the class that defines a method."""
     return next(age for age, owner in enumerate(cls.__mro__) if name in vars(owner))
-
-
-def _make_listing(tool_specs: Sequence[ToolSpec]) -> ListToolsObservation:
-    return ListToolsObservation(tools=[spec.wire() for spec in tool_specs])
-
-
-def _to_failure(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:
-    if isinstance(error, TimeoutError):
-        message = f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
-        return ToolResult.failed(ToolErrorType.TIMEOUT, message).observation(action.tool_name)
-    return to_failure(error).observation(action.tool_name)

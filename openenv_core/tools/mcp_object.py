@@ -6,9 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import CancelledError as CancelledFuture
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -95,74 +93,47 @@ class McpObjectSession:
         """Return a new client, not connected."""
         return self._client(self._server)
 
-    def submit(self, work: Callable[[Any], Awaitable[T]]) -> "Future[T]":
+    async def run(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Call a function with the client, in the session's thread.
 
         Raises:
             ClientClosedError: The session has ended.
+            TimeoutError: It took longer than the timeout and was cancelled.
+            ToolFailedError: It cancelled itself, or tried to exit the process.
         """
+        async with asyncio.timeout(timeout_s):
+            cancellations = count_cancellations()
+            try:
+                return await asyncio.wrap_future(self._submit(work))
+            except asyncio.CancelledError:
+                if count_cancellations() > cancellations:
+                    raise
+                if self._closed:
+                    text = "expected an open environment, got its close() during a tool call"
+                    raise ClientClosedError(text) from None
+                reason = CANCELLED  # the thread may be ending because of a tool's exit
+            except (SystemExit, KeyboardInterrupt) as error:  # which has stopped the thread's event loop
+                reason = f"{type(error).__name__}: {text_of(error)}"
+            await asyncio.to_thread(self._drop_thread)
+            raise ToolFailedError(reason)
+
+    def close(self) -> None:
+        """End the session and its thread. Idempotent."""
+        with self._lock:
+            self._closed = True
+        if self._thread is not None:
+            # The server object's shutdown may fail or hang; the thread is stopped anyway.
+            with suppress(Exception):
+                self._thread.submit(self._finish).result(CLOSE_TIMEOUT_S)
+            self._drop_thread()
+
+    def _submit(self, work: Callable[[Any], Awaitable[T]]) -> "Future[T]":
         with self._lock:
             if self._closed:
                 raise ClientClosedError("the environment is closed; no more tools can be called")
             if self._thread is None:
                 self._thread = LoopThread()
         return self._thread.submit(self._call_client, work)
-
-    def run(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Call a function with the client, as `submit` does, and wait for its result.
-
-        Raises:
-            TimeoutError: It took longer than the timeout and was cancelled.
-            ToolFailedError: It cancelled itself, or tried to exit the process.
-        """
-        future = self.submit(work)
-        try:
-            return future.result(timeout_s)
-        except FutureTimeout:
-            future.cancel()
-            raise
-        except CancelledFuture:
-            raise self._cancelled() from None
-        except (SystemExit, KeyboardInterrupt) as error:
-            if not future.done():  # Ctrl-C in this thread
-                future.cancel()
-                raise
-            raise self._restart_after(error) from error
-
-    async def arun(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """As `run`, without blocking the event loop."""
-        async with asyncio.timeout(timeout_s):
-            cancellations = count_cancellations()
-            try:
-                return await asyncio.wrap_future(self.submit(work))
-            except asyncio.CancelledError:
-                if count_cancellations() > cancellations:
-                    raise
-                raise await asyncio.to_thread(self._cancelled) from None
-            except (SystemExit, KeyboardInterrupt) as error:
-                raise await asyncio.to_thread(self._restart_after, error) from error
-
-    def close(self) -> None:
-        """End the session and its thread. Idempotent."""
-        with self._lock:
-            thread, self._thread, self._closed = self._thread, None, True
-        if thread is None or thread.is_forked:
-            return
-        # The server object's shutdown may fail or hang; the thread is stopped anyway.
-        with suppress(Exception):
-            thread.submit(self._finish).result(CLOSE_TIMEOUT_S)
-        thread.stop()
-
-    def _cancelled(self) -> Exception:
-        if self._closed:
-            return ClientClosedError("expected an open environment, got its close() during a tool call")
-        self._drop_thread()  # it may be ending because of a tool's exit
-        return ToolFailedError(CANCELLED)
-
-    def _restart_after(self, error: BaseException) -> ToolFailedError:
-        """Drop the thread, whose event loop a SystemExit has stopped."""
-        self._drop_thread()
-        return ToolFailedError(f"{type(error).__name__}: {text_of(error)}")
 
     def _drop_thread(self) -> None:
         """End the thread with its session; the next request starts another."""

@@ -2,9 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -47,61 +46,6 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     return "\n".join(sections[""]).strip(), arguments
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """A method of a class.
-
-    Attributes:
-        attribute: Its name in the class.
-        name: Its name in error messages.
-        parameters: Its parameters without `self` or `cls`.
-        hints: Types of its parameters and, under `return`, of its (awaited) value.
-        description: Description from its docstring, or from that of the method it overrides.
-        argument_descriptions: Descriptions of its arguments, likewise.
-        asynchronous: Whether it returns an awaitable.
-    """
-
-    attribute: str
-    name: str
-    parameters: tuple[inspect.Parameter, ...]
-    hints: dict[str, Any]
-    description: str
-    argument_descriptions: dict[str, str]
-    asynchronous: bool
-
-
-def read_method(owner: type, attribute: str) -> Method:
-    """Return a method of a class. Raises `ConfigurationError` for other attributes, and for unresolvable types."""
-    attribute_value = inspect.getattr_static(owner, attribute)
-    function = function_of(attribute_value)
-    name = getattr(function, "__qualname__", f"{owner.__qualname__}.{attribute}")
-    if not callable(function):
-        raise ConfigurationError(
-            f"expected a method {name}, as a base class declares it, got {type(function).__name__}; None takes the "
-            "declaration back"
-        )
-    parameters = list(inspect.signature(function).parameters.values())
-    hints = _hints(function, name)
-    returned = hints.get("return")
-    awaited = get_args(returned) if get_origin(returned) in (Awaitable, Coroutine) else ()
-    if awaited:
-        hints["return"] = awaited[-1]
-    # The docstring of the nearest override that has one.
-    functions = [function_of(vars(cls)[attribute]) for cls in owner.__mro__ if attribute in vars(cls)]
-    docstrings = (getattr(candidate, "__doc__", None) for candidate in functions if callable(candidate))
-    description, argument_descriptions = _read_docstring(next(filter(None, docstrings), ""))
-    return Method(
-        attribute=attribute,
-        name=name,
-        parameters=tuple(parameters if isinstance(attribute_value, staticmethod) else parameters[1:]),
-        hints=hints,
-        description=description,
-        argument_descriptions=argument_descriptions,
-        # A decorator's wrapper may be a plain function that returns the awaitable.
-        asynchronous=bool(awaited) or inspect.iscoroutinefunction(inspect.unwrap(function)),
-    )
-
-
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
@@ -141,54 +85,96 @@ class _Schema(GenerateJsonSchema):
         return json_schema
 
 
-class Signature:
-    """The arguments of a method that callers pass, without injected parameters.
+class Method:
+    """A declared method, and the arguments that its callers pass, without injected parameters.
 
     Args:
-        method: The method, with typed parameters. Those annotated with `ToolContext` get the context of the call.
+        owner: The class.
+        attribute: The method's name in it. Its parameters have types; those annotated with `ToolContext` get the
+            context of the call.
 
     Raises:
-        ConfigurationError: A parameter is untyped, variadic or positional-only, has a type that JSON cannot hold, or a
-            `Field` as its default.
+        ConfigurationError: It is not a method, or a type cannot be resolved. Or a parameter is untyped, variadic or
+            positional-only, has a type that JSON cannot hold, or a `Field` as its default.
 
     Attributes:
+        name: Its name in error messages.
+        description: Description from its docstring, or from that of the method it overrides.
+        asynchronous: Whether it returns an awaitable.
+        returned: Type of its (awaited) value.
         schema: JSON schema of the arguments, of type object.
         names: Names of the arguments.
         required: Names of the arguments without a default.
     """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, owner: type, attribute: str) -> None:
+        attribute_value = inspect.getattr_static(owner, attribute)
+        function = function_of(attribute_value)
+        self.attribute = attribute
+        self.name = getattr(function, "__qualname__", f"{owner.__qualname__}.{attribute}")
+        if not callable(function):
+            raise ConfigurationError(
+                f"expected a method {self.name}, as a base class declares it, got {type(function).__name__}; None "
+                "takes the declaration back"
+            )
+        hints = _hints(function, self.name)
+        self.returned = hints.get("return", Any)
+        awaited = get_args(self.returned) if get_origin(self.returned) in (Awaitable, Coroutine) else ()
+        if awaited:
+            self.returned = awaited[-1]
+        # A decorator's wrapper may be a plain function that returns the awaitable.
+        self.asynchronous = bool(awaited) or inspect.iscoroutinefunction(inspect.unwrap(function))
+        # The docstring of the nearest override that has one.
+        functions = [function_of(vars(cls)[attribute]) for cls in owner.__mro__ if attribute in vars(cls)]
+        docstrings = (getattr(candidate, "__doc__", None) for candidate in functions if callable(candidate))
+        self.description, descriptions = _read_docstring(next(filter(None, docstrings), ""))
+        parameters = list(inspect.signature(function).parameters.values())
+        if not isinstance(attribute_value, staticmethod):
+            del parameters[:1]  # self or cls
+        self._read_parameters(parameters, hints, descriptions)
+
+    def _read_parameters(
+        self, parameters: Sequence[inspect.Parameter], hints: dict[str, Any], descriptions: dict[str, str]
+    ) -> None:
         fields: dict[str, Any] = {}
         self.required: list[str] = []
         self._contexts: list[str] = []
-        for parameter in method.parameters:
+        for parameter in parameters:
+            name = parameter.name
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise _make_refusal(method, parameter.name, "is not a named one")
-            if parameter.name not in method.hints:
-                raise _make_refusal(method, parameter.name, "has no type")
+                raise self._refuse(name, "is not a named one")
+            if name not in hints:
+                raise self._refuse(name, "has no type")
             if isinstance(parameter.default, FieldInfo):
-                reason = "has a Field as its default: write Annotated[type, Field(...)] = default"
-                raise _make_refusal(method, parameter.name, reason)
-            hint = method.hints[parameter.name]
-            if inspect.isclass(hint) and issubclass(hint, ToolContext):
-                self._contexts.append(parameter.name)
+                raise self._refuse(
+                    name, "has a Field as its default: write Annotated[type, Field(...)] = default"
+                )
+            if inspect.isclass(hints[name]) and issubclass(hints[name], ToolContext):
+                self._contexts.append(name)
                 continue
-            description = method.argument_descriptions.get(parameter.name)
-            fields[_FIELD + parameter.name] = _field(parameter, hint, description)
-            if parameter.default is parameter.empty:
-                self.required.append(parameter.name)
+            is_required = parameter.default is parameter.empty
+            fields[_FIELD + name] = hints[name], Field(... if is_required else parameter.default, alias=name)
+            if is_required:
+                self.required.append(name)
         self.names = [name.removeprefix(_FIELD) for name in fields]
         try:
-            self._model = create_model(method.attribute, __config__=_CONFIG, **fields)
+            self._model = create_model(self.attribute, __config__=_CONFIG, **fields)
             self.schema = self._model.model_json_schema(schema_generator=_Schema)
         except (PydanticUserError, TypeError) as error:  # TypeError: unsupported constraints
             raise ConfigurationError(
-                f"expected JSON to hold the parameters of {method.name}: {error}"
+                f"expected JSON to hold the parameters of {self.name}: {error}"
             ) from None
         self.schema.pop("title", None)
-        self.schema.setdefault("properties", {})
+        for name, property_schema in self.schema.setdefault("properties", {}).items():
+            if descriptions.get(name):
+                property_schema.setdefault("description", descriptions[name])
         # The docstring of the model's base class does not describe the method.
         self.schema.pop("description", None)
+
+    def _refuse(self, name: str, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"expected named parameters with types, got {name} of {self.name}, which {reason}"
+        )
 
     def read(
         self, arguments: Mapping[str, Any], context: ToolContext, *, strict: bool = True
@@ -220,40 +206,16 @@ class Signature:
                 f"expected arguments as the schema has them, got: {summary}"
             ) from None
         values = {name: getattr(read, _FIELD + name) for name in self.names}
-        for name in self._contexts:
-            values[name] = context
-        return values
+        return values | dict.fromkeys(self._contexts, context)
 
 
-def _make_refusal(method: Method, name: str, reason: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"expected named parameters with types, got {name} of {method.name}, which {reason}"
-    )
-
-
-def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> tuple[Any, Any]:
-    options: dict[str, Any] = {"alias": parameter.name}
-    if description and not _describes(hint):
-        options["description"] = description
-    if parameter.default is not parameter.empty:
-        options["default"] = parameter.default
-    return hint, Field(**options)
-
-
-def _describes(hint: Any) -> bool:
-    if get_origin(hint) is not Annotated:
-        return False
-    return any(isinstance(extra, FieldInfo) and extra.description for extra in get_args(hint)[1:])
-
-
-def returned_schema(method: Method) -> tuple[dict[str, Any] | None, bool | None]:
-    """Return the schema of a method's result, from its return annotation.
+def returned_schema(hint: Any) -> tuple[dict[str, Any] | None, bool | None]:
+    """Return the schema of a method's result, from the type of its value.
 
     Returns:
         JSON schema of the structured result, of type object, and whether the value is under its key `result`; None for
         both if the annotation says nothing.
     """
-    hint = method.hints.get("return", Any)
     if hint in (Any, object, None, type(None), ToolResult) or _is_content(hint):
         return None, None
     try:

@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.tools.declare import Declared, declared_as
-from openenv_core.tools.signature import Method, Signature, read_method, returned_schema
+from openenv_core.tools.signature import Method, returned_schema
 from openenv_core.tools.specs import (
     PromptArgument,
     PromptSpec,
@@ -18,40 +18,27 @@ from openenv_core.tools.specs import (
 from openenv_core.tools.uri_template import UriTemplate
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 
-SpecT = TypeVar("SpecT", ResourceSpec, ResourceTemplateSpec)
+SpecT = TypeVar("SpecT")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 """Names that MCP allows for tools."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredTool:
-    """A tool and its method; `wrapped` says whether the structured result is `{"result": value}`."""
+class DeclaredMethod(Generic[SpecT]):
+    """A tool, resource, resource template or prompt, and its method.
 
-    spec: ToolSpec
-    method: Method
-    signature: Signature
-    wrapped: bool | None
-    timeout_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredResource(Generic[SpecT]):
-    """A resource or resource template, and its method."""
+    Attributes:
+        timeout_s: Seconds that a call of a tool may take.
+        wrapped: Whether a tool's structured result is `{"result": value}`; None if its return type does not say.
+        form: Form of a resource's URI.
+    """
 
     spec: SpecT
     method: Method
-    signature: Signature
-    form: UriTemplate
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredPrompt:
-    """A prompt and its method."""
-
-    spec: PromptSpec
-    method: Method
-    signature: Signature
+    timeout_s: float | None = None
+    wrapped: bool | None = None
+    form: UriTemplate = field(default_factory=lambda: UriTemplate(""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +53,10 @@ class Toolset:
         completions: Names of methods, by MCP's reference and the argument's name.
     """
 
-    tools: dict[str, DeclaredTool] = field(default_factory=dict)
-    resources: dict[str, DeclaredResource[ResourceSpec]] = field(default_factory=dict)
-    templates: dict[str, DeclaredResource[ResourceTemplateSpec]] = field(default_factory=dict)
-    prompts: dict[str, DeclaredPrompt] = field(default_factory=dict)
+    tools: dict[str, DeclaredMethod[ToolSpec]] = field(default_factory=dict)
+    resources: dict[str, DeclaredMethod[ResourceSpec]] = field(default_factory=dict)
+    templates: dict[str, DeclaredMethod[ResourceTemplateSpec]] = field(default_factory=dict)
+    prompts: dict[str, DeclaredMethod[PromptSpec]] = field(default_factory=dict)
     completions: dict[tuple[tuple[str, str], str], str] = field(default_factory=dict)
 
     @classmethod
@@ -90,22 +77,55 @@ class Toolset:
         for attribute, declared_list in declarations.items():
             if getattr(owner, attribute) is None:
                 continue
-            method = read_method(owner, attribute)
             for declared in declared_list:
-                match declared.kind:
-                    case "tool":
-                        toolset._add_tool(declared, method)
-                    case "resource":
-                        toolset._add_resource(declared, method)
-                    case "prompt":
-                        toolset._add_prompt(declared, method)
-                    case "completion":
-                        toolset.completions[declared.completes, declared.argument] = attribute
+                if declared.kind == "completion":
+                    toolset.completions[declared.completes, declared.argument] = attribute
+                else:
+                    toolset._add(declared, Method(owner, attribute))
         toolset._check_completions()
         return toolset
 
-    def _add_tool(self, declared: Declared, method: Method) -> None:
+    def _add(self, declared: Declared, method: Method) -> None:
         name = declared.name or method.attribute
+        description = method.description if declared.description is None else declared.description
+        fields: dict[str, Any] = {"name": name, "title": declared.title, "meta": declared.meta}
+        match declared.kind:
+            case "tool":
+                self._check_tool(name, declared, method)
+                output_schema, wrapped = returned_schema(method.returned)
+                tool = ToolSpec(
+                    **fields,
+                    description=description,
+                    input_schema=method.schema,
+                    output_schema=output_schema,
+                    annotations=declared.annotations,
+                )
+                self.tools[name] = DeclaredMethod(tool, method, declared.timeout_s, wrapped)
+            case "resource":
+                form = UriTemplate(declared.uri)
+                self._check_resource(form, method)
+                fields |= {"description": description or None, "mime_type": declared.mime_type}
+                if form.names:
+                    template = ResourceTemplateSpec(uri_template=declared.uri, **fields)
+                    self.templates[declared.uri] = DeclaredMethod(template, method, form=form)
+                else:
+                    resource = ResourceSpec(uri=declared.uri, **fields)
+                    self.resources[declared.uri] = DeclaredMethod(resource, method, form=form)
+            case "prompt":
+                if name in self.prompts:
+                    raise ConfigurationError(f"expected prompts with names of their own, got {name!r} twice")
+                arguments = tuple(
+                    PromptArgument(
+                        name=argument,
+                        description=schema.get("description"),
+                        required=argument in method.required,
+                    )
+                    for argument, schema in method.schema["properties"].items()
+                )
+                prompt = PromptSpec(**fields, description=description or None, arguments=arguments)
+                self.prompts[name] = DeclaredMethod(prompt, method)
+
+    def _check_tool(self, name: str, declared: Declared, method: Method) -> None:
         if name in RESERVED_TOOL_NAMES:
             raise ConfigurationError(
                 f"expected a tool with a name of its own, got {name!r}; {', '.join(sorted(RESERVED_TOOL_NAMES))} are "
@@ -123,70 +143,24 @@ class Toolset:
                 f"expected an asynchronous tool for timeout_s, got {name!r}; no thread can be stopped: make it "
                 "`async def`, or leave the bound to the server's limit on a step"
             )
-        signature = Signature(method)
-        output_schema, wrapped = returned_schema(method)
-        spec = ToolSpec(
-            **_common_fields(name, declared, method),
-            input_schema=signature.schema,
-            output_schema=output_schema,
-            annotations=None if declared.annotations is None else dict(declared.annotations),
-        )
-        self.tools[name] = DeclaredTool(spec, method, signature, wrapped, declared.timeout_s)
 
-    def _add_resource(self, declared: Declared, method: Method) -> None:
-        form, signature = UriTemplate(declared.uri), Signature(method)
-        if sorted(form.names) != sorted(signature.names):
+    def _check_resource(self, form: UriTemplate, method: Method) -> None:
+        uri = form.template
+        if sorted(form.names) != sorted(method.names):
             raise ConfigurationError(
-                f"expected {method.attribute} to take the values in {declared.uri!r}, "
-                f"{', '.join(form.names) or 'none'}, got {', '.join(signature.names) or 'none'}"
+                f"expected {method.attribute} to take the values in {uri!r}, "
+                f"{', '.join(form.names) or 'none'}, got {', '.join(method.names) or 'none'}"
             )
-        fields = _common_fields(declared.name or method.attribute, declared, method)
-        fields |= {"description": fields["description"] or None, "mime_type": declared.mime_type}
-        if declared.uri in self.templates or declared.uri in self.resources:
-            raise ConfigurationError(f"expected one resource at each address, got {declared.uri!r} twice")
-        if form.names:
-            template = ResourceTemplateSpec(uri_template=declared.uri, **fields)
-            self.templates[declared.uri] = DeclaredResource(template, method, signature, form)
-        else:
-            spec = ResourceSpec(uri=declared.uri, **fields)
-            self.resources[declared.uri] = DeclaredResource(spec, method, signature, form)
-
-    def _add_prompt(self, declared: Declared, method: Method) -> None:
-        name, signature = declared.name or method.attribute, Signature(method)
-        if name in self.prompts:
-            raise ConfigurationError(f"expected prompts with names of their own, got {name!r} twice")
-        properties = signature.schema["properties"]
-        fields = _common_fields(name, declared, method)
-        fields["description"] = fields["description"] or None
-        spec = PromptSpec(
-            **fields,
-            arguments=tuple(
-                PromptArgument(
-                    name=argument,
-                    description=properties[argument].get("description"),
-                    required=argument in signature.required,
-                )
-                for argument in signature.names
-            ),
-        )
-        self.prompts[name] = DeclaredPrompt(spec, method, signature)
+        if uri in self.templates or uri in self.resources:
+            raise ConfigurationError(f"expected one resource at each address, got {uri!r} twice")
 
     def _check_completions(self) -> None:
         for (kind, owner), argument in self.completions:
-            completable: Mapping[str, DeclaredPrompt | DeclaredResource[ResourceTemplateSpec]] = (
+            completable: Mapping[str, DeclaredMethod[Any]] = (
                 self.prompts if kind == "ref/prompt" else self.templates
             )
-            if owner not in completable or argument not in completable[owner].signature.names:
+            if owner not in completable or argument not in completable[owner].method.names:
                 raise ConfigurationError(
                     f"expected a completion of an argument that is there, got {argument!r} of {owner!r}; declare a "
                     "prompt of that name, or a resource of that form, which takes it"
                 )
-
-
-def _common_fields(name: str, declared: Declared, method: Method) -> dict[str, Any]:
-    return {
-        "name": name,
-        "title": declared.title,
-        "description": method.description if declared.description is None else declared.description,
-        "meta": None if declared.meta is None else dict(declared.meta),
-    }

@@ -1,19 +1,13 @@
 """URI templates of resources: matches a URI and extracts its values."""
 
 import re
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 from openenv_core.errors import ConfigurationError
 
 MAX_ADDRESS_CHARS: Final = 8192
 """Maximum length of a URI to match: real URIs are shorter, and the time to match grows with the length."""
-
-
-class _Value(NamedTuple):
-    name: str
-    slashes: bool
 
 
 class UriTemplate:
@@ -31,15 +25,11 @@ class UriTemplate:
 
     def __init__(self, template: str) -> None:
         self.template = template
-        self._parts: list[str | _Value] = []
-        end = 0
-        for match in re.finditer(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}", template):
-            self._parts += [template[end : match.start()], _Value(match[2], bool(match[1] or match[3]))]
-            end = match.end()
-        self._parts.append(template[end:])
-        self.names = [segment.name for segment in self._parts if isinstance(segment, _Value)]
-        texts = [segment for segment in self._parts if isinstance(segment, str)]
-        if any("{" in text or "}" in text for text in texts):
+        # A text, and for each value its three groups and the text after it.
+        parts = re.split(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}", template)
+        self._texts, self.names = parts[::4], parts[2::4]
+        self._slashes = [bool(plus or star) for plus, star in zip(parts[1::4], parts[3::4], strict=True)]
+        if any("{" in text or "}" in text for text in self._texts):
             raise ConfigurationError(
                 f"expected values like {{name}}, or {{+name}} for one with slashes, got the address {template!r}"
             )
@@ -55,40 +45,32 @@ class UriTemplate:
         if len(uri) > MAX_ADDRESS_CHARS:
             return None
         # Tries what a backtracking regular expression would, but each position only once.
-        reached: list[set[int]] = [{0}]
-        for segment in self._parts:
-            reached.append(_find_ends(segment, uri, reached[-1]))
+        first, *texts = self._texts
+        reached = [{len(first)} if uri.startswith(first) else set()]
+        for slashes, text in zip(self._slashes, texts, strict=True):
+            ends = _find_ends(uri, reached[-1], slashes)
+            reached.append({end + len(text) for end in ends if uri.startswith(text, end)})
         end = len(uri)
         if end not in reached[-1]:
             return None
         values: dict[str, str] = {}
-        for segment, starts in zip(reversed(self._parts), reversed(reached[:-1]), strict=True):
-            start = _find_start(segment, uri, starts, end)
-            if isinstance(segment, _Value):
-                values[segment.name] = unquote(uri[start:end])
-                if "/" in values[segment.name] and not segment.slashes:
-                    return None
+        for number, name in reversed(list(enumerate(self.names))):
+            end -= len(texts[number])
+            slash = -1 if self._slashes[number] else uri.rfind("/", 0, end)
+            start = max(start for start in reached[number] if slash < start < end)
+            values[name] = unquote(uri[start:end])
+            if "/" in values[name] and not self._slashes[number]:
+                return None
             end = start
         return {name: values[name] for name in self.names}
 
 
-def _find_ends(segment: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
-    """Return the positions where a segment that begins at one of `starts` can end."""
-    if isinstance(segment, str):
-        return {start + len(segment) for start in starts if uri.startswith(segment, start)}
+def _find_ends(uri: str, starts: set[int], slashes: bool) -> set[int]:
+    """Return the positions where a value that begins at one of `starts` can end."""
     ends: set[int] = set()
-    done = 0
-    for start in sorted(starts):
-        slash = -1 if segment.slashes else uri.find("/", start)
-        last = len(uri) if slash < 0 else slash
-        ends.update(range(max(start, done) + 1, last + 1))
-        done = max(done, last)
+    is_inside = False
+    for position, character in enumerate(uri):
+        is_inside = (is_inside or position in starts) and (slashes or character != "/")
+        if is_inside:
+            ends.add(position + 1)
     return ends
-
-
-def _find_start(segment: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
-    """Return the last of `starts` from which a segment can end at `end`."""
-    if isinstance(segment, str):
-        return end - len(segment)
-    slash = -1 if segment.slashes else uri.rfind("/", 0, end)
-    return max(start for start in starts if slash < start < end)

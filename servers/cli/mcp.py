@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         from servers.mcp.stdio import take_standard_streams
 
-        wire = take_standard_streams()  # before any of the environment's code can print
+        # Before any of the environment's code can print.
+        wire = take_standard_streams(settings.max_body_bytes)
         return _serve(arguments, options, settings, wire)
 
 

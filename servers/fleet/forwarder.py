@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openenv_core.protocol.batch import RESUME, SNAPSHOT
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.peers import UnixPeers
-from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request, read_rpc
+from servers.mcp.requests import INITIALIZE, MCP_PATH, McpRequest, is_mcp, read_rpc
 from servers.page import PAGE_PATH
 from servers.page.manager import WEB_SESSION
 from servers.routes.http import NEW, path_of, requested_session_id
@@ -128,7 +128,7 @@ class Forwarder:
 
     def _place_mcp(self, scope: Scope, body: bytes) -> int | None:
         """Return the worker for a request to /mcp; None to serve it here, as when it has no session and opens none."""
-        request = parse_request(scope, body)
+        request = McpRequest(scope, body)
         if request.standard:
             opens, session = request.method == INITIALIZE, request.session
         else:

@@ -53,12 +53,8 @@ def to_mcp(question: Request) -> dict[str, Any]:
             request["params"] = {"message": message, "requestedSchema": dict(schema)}
         case Sample(messages=messages, max_tokens=max_tokens, options=options):
             if isinstance(messages, str):
-                sampling_messages: list[Any] = [
-                    {"role": "user", "content": {"type": "text", "text": messages}}
-                ]
-            else:
-                sampling_messages = [dict(message) for message in messages]
-            request["params"] = {"messages": sampling_messages, "maxTokens": max_tokens, **options}
+                messages = [{"role": "user", "content": {"type": "text", "text": messages}}]
+            request["params"] = {"messages": list(map(dict, messages)), "maxTokens": max_tokens, **options}
     return request
 
 
@@ -95,44 +91,35 @@ class _AnswerRounds:
     """
 
     def __init__(self, state: str | None, responses: object) -> None:
-        saved: dict[str, Any] = {} if state is None else json.loads(state)
-        self._answered_rounds: list[dict[str, Any]] = saved.get("answered", [])
-        self._partial_answers: dict[str, Any] = saved.get("partly", {})
+        self._answers: list[dict[str, Any]] = [] if state is None else json.loads(state)  # by round and name
         self._responses = responses if isinstance(responses, Mapping) else {}
-        self._next_round = 0
+        self._rounds = 0
         self.open: dict[str, Request] = {}
 
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
         """Return the answers to a tool's questions; None if the client must be asked first."""
-        number, self._next_round = self._next_round, self._next_round + 1
-        if number < len(self._answered_rounds):
-            answered = self._answered_rounds[number]
-        else:
-            answered = {
-                key: answer
-                for key, question in questions.items()
-                if (
-                    answer := self._partial_answers.get(key)
-                    or _read_answer(question, self._responses.get(key))
-                )
-            }
-            self._partial_answers, self._responses = {}, {}
+        number, self._rounds = self._rounds, self._rounds + 1
+        known = self._answers[number] if number < len(self._answers) else {}
+        responses: Mapping[str, Any] = {}
+        asked_last = number >= len(self._answers) - 1
+        if asked_last:  # the responses are to this round's questions, if they are still the same
+            responses, self._responses = self._responses, {}
+        answered = {
+            key: answer
+            for key, question in questions.items()
+            if (answer := known.get(key) or _read_answer(question, responses.get(key)))
+        }
         self.open = {key: question for key, question in questions.items() if key not in answered}
-        if self.open:
-            self._partial_answers = answered
-            del self._answered_rounds[number:]
-            return None
-        if number == len(self._answered_rounds):
-            self._answered_rounds.append(answered)
-        return {key: answered[key] for key in questions}
+        if self.open or asked_last:
+            self._answers[number:] = [answered]
+        return None if self.open else answered
 
     def result(self) -> dict[str, Any]:
         """Return the result, as MCP JSON, of a call that ends with questions."""
-        state = {"answered": self._answered_rounds, "partly": self._partial_answers}
         return {
             "resultType": "input_required",
             "inputRequests": {key: to_mcp(question) for key, question in self.open.items()},
-            "requestState": json.dumps(state),
+            "requestState": json.dumps(self._answers),
         }
 
 
@@ -154,7 +141,7 @@ class RequestOrigin:
 
     owner: str
     session: EnvironmentSession | None = None
-    hub: Hub | None = None
+    hub: Hub[Any] | None = None
     peer: Peer | None = None
     named: bool = True
 
@@ -162,15 +149,6 @@ class RequestOrigin:
     def binding(self) -> str:
         """The owner and session to which a `requestState` is bound while the client holds it."""
         return f"{self.owner}/{'' if self.session is None else self.session.id}"
-
-
-def origin_of(ctx: ServerRequestContext[Any, Any], default: RequestOrigin | None = None) -> RequestOrigin:
-    """Return the origin of a handler's request; not from the SDK's session, which several clients may share."""
-    if ctx.request is None:
-        assert default is not None
-        return default
-    origin: RequestOrigin = ctx.request.scope[KEY]
-    return origin
 
 
 def replace_surrogates(value: Any) -> Any:

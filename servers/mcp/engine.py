@@ -4,9 +4,9 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from typing import Final
 
 from mcp.server.runner import serve_loop
 from mcp.server.streamable_http import StreamableHTTPServerTransport, check_accept_headers
@@ -16,24 +16,24 @@ from mcp_types.jsonrpc import jsonrpc_message_adapter
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.types import Send
+from starlette.responses import Response
+from starlette.types import Receive, Send
 
 from openenv_core.errors import describe_faults
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.frames import Reset
-from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
-from servers.mcp.handlers import Handlers, make_server
+from servers.mcp.handlers import CHANGES, Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.mcp.replies import Replies
 from servers.mcp.requests import (
     DISCOVER,
     INITIALIZE,
     SHARED_ID_SEPARATOR,
-    Exchange,
+    McpRequest,
     McpRequestRefusedError,
 )
 from servers.routes.http import CLIENT_LEFT, answer_request, report_error, while_connected
@@ -43,9 +43,6 @@ from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
 
-FINAL_REPLY_TIMEOUT_S: Final = 1.0
-"""Seconds for the last replies of a session that its client closes."""
-
 _MAX_HELLO_BYTES: Final = 256 * 1024
 """Limit of the handshake's body, which is kept as long as its connection."""
 
@@ -53,14 +50,14 @@ MAX_CONNECTIONS: Final = 64
 """Connections that may share one session; beyond that the least recently used is closed."""
 
 
-class _Connection:
+class _Connection(Peer):
     """One connection of the handshake versions.
 
     Attributes:
         session: The session that it belongs to.
+        hub: The session's listeners, of which it is one.
         owns_session: Whether the connection opened the session, and closes it.
         id: The value of its `mcp-session-id` header.
-        peer: The client.
         events: The latest events sent on it.
         transport: The SDK's transport.
         established: Whether the SDK has accepted its handshake.
@@ -71,11 +68,19 @@ class _Connection:
         last_used_at: When its last request ended, by the event loop's clock.
     """
 
-    def __init__(self, session: EnvironmentSession, *, owns_session: bool, held_events: HeldEvents) -> None:
+    def __init__(
+        self,
+        session: EnvironmentSession,
+        hub: "Hub[_Connection]",
+        *,
+        owns_session: bool,
+        held_events: HeldEvents,
+    ) -> None:
+        super().__init__()
         self.session = session
+        self.hub = hub
         self.owns_session = owns_session
         self.id = session.id if owns_session else f"{session.id}{SHARED_ID_SEPARATOR}{secrets.token_hex(16)}"
-        self.peer = Peer()
         self.events = RecentEvents(held_events)
         self.transport = StreamableHTTPServerTransport(
             self.id, event_store=self.events, retry_interval=RETRY_MS
@@ -115,28 +120,25 @@ class McpEngine:
         self._stateless = StreamableHTTPSessionManager(
             self._server, max_request_body_size=settings.max_body_bytes
         )
-        self._manager: asyncio.Task[None] | None = None
         self._held_events = HeldEvents()
-        self._hubs: dict[EnvironmentSession, Hub] = {}
-        self._connections: dict[EnvironmentSession, dict[str, _Connection]] = {}
+        self._hubs: dict[EnvironmentSession, Hub[_Connection]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._has_single_session = settings.mcp_single_session
         self._single_sessions: dict[str, EnvironmentSession] = {}  # by owner
         self._opening_single = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Start the SDK's session manager; returns when it accepts requests."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def run() -> None:
-            async with self._stateless.run():
-                ready.set_result(None)
-                await asyncio.get_running_loop().create_future()
-
-        self._manager = asyncio.create_task(run(), name="the SDK's stateless wire")
-        await asyncio.wait([ready, self._manager], return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            self._manager.result()  # raises the error
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Accept requests while the block runs; then close every stream and connection."""
+        async with self._stateless.run():
+            try:
+                yield
+            finally:
+                tasks = []
+                for hub in self._hubs.values():
+                    hub.close()
+                    tasks += [peer.task for peer in hub.peers.values() if peer.task is not None]
+                await asyncio.gather(*(cancel_task(task) for task in tasks))
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
@@ -144,86 +146,71 @@ class McpEngine:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait(self._closing, timeout=max(0.0, remaining))
 
-    async def stop(self) -> None:
-        """Close every stream and connection, and end the SDK's session manager."""
-        for hub in self._hubs.values():
-            hub.close()
-        connections = [
-            connection for of_session in self._connections.values() for connection in of_session.values()
-        ]
-        tasks = [connection.task for connection in connections if connection.task is not None]
-        if self._manager is not None:
-            tasks.append(self._manager)
-        await asyncio.gather(*(cancel_task(task) for task in tasks))
+    async def __call__(self, request: McpRequest, receive: Receive, send: Send) -> None:
+        """Answer one request.
 
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answer one request; McpRequestRefusedError if it is refused before the SDK sees it."""
-        request = exchange.request
+        Raises:
+            McpRequestRefusedError: It is refused before the SDK sees it.
+            RefusalError: Likewise, by the table of sessions.
+        """
         if not self._tooling.possible:
             raise _no_tools()
-        if request.method == INITIALIZE and len(exchange.body) > _MAX_HELLO_BYTES:
-            text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
-            raise McpRequestRefusedError.invalid(text, 413)
+        if request.method == INITIALIZE and len(request.body) > _MAX_HELLO_BYTES:
+            text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(request.body)}"
+            raise McpRequestRefusedError(413, text)
         if request.version is not None and request.version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            await self._answer_stateless(exchange)
+            await self._answer_stateless(request, receive, send)
         elif request.connection is not None:
-            await self._answer_connected(exchange, request.connection)
+            await self._answer_connected(request, request.connection, receive, send)
         elif request.http == "POST" and request.method == INITIALIZE:
-            _check_hello(exchange)
-            await self._initialize(exchange)
+            _check_hello(request)
+            await self._initialize(request, receive, send)
         else:
             text = (
                 "the header mcp-session-id is missing; begin with initialize, or send "
                 f"mcp-protocol-version: {MODERN_PROTOCOL_VERSIONS[-1]}"
             )
-            raise McpRequestRefusedError.invalid(text)
+            raise McpRequestRefusedError(400, text)
 
     # Requests
 
-    async def _answer_stateless(self, exchange: Exchange) -> None:
-        request, owner = exchange.request, exchange.owner
-        session = None
+    async def _answer_stateless(self, request: McpRequest, receive: Receive, send: Send) -> None:
+        owner, session = request.owner, None
         if request.http == "POST" and request.version in MODERN_PROTOCOL_VERSIONS:
             if request.in_path is not None:
-                session = self._find_session(owner, request.in_path)
+                session = self._sessions.find(owner, request.in_path)
             elif self._has_single_session and request.method != DISCOVER:
                 session = await self._find_or_open_single_session(owner)
         is_named = request.in_path is not None or self._has_single_session
         hub = None if session is None else self._hub(session)
-        scope = _with_origin(exchange, RequestOrigin(owner, session, hub, named=is_named))
+        scope = {**request.scope, KEY: RequestOrigin(owner, session, hub, named=is_named)}
         with nullcontext() if session is None else _hold_session(session):
-            await self._stateless.handle_request(scope, exchange.replay_body, exchange.send)
+            await self._stateless.handle_request(scope, request.replay(receive), send)
 
-    async def _initialize(self, exchange: Exchange) -> None:
-        lookup = self._find_or_open_session(exchange.owner, exchange.request.in_path)
-        result = await while_connected(exchange.receive, lookup)
+    async def _initialize(self, request: McpRequest, receive: Receive, send: Send) -> None:
+        result = await while_connected(receive, self._find_or_open_session(request.owner, request.in_path))
         if result is None:
-            client_left = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
-            raise McpRequestRefusedError(CLIENT_LEFT, client_left)
+            raise McpRequestRefusedError(CLIENT_LEFT, "the client has left", jsonrpc.SERVER_ERROR)
         session, is_new = result
         with _hold_session(session):
             connection = None
             try:
                 connection = await self._connect(session, owns=is_new)
-                await self._handle_request(connection, exchange, exchange.send)
+                await self._handle_request(connection, request, receive, send)
             finally:
-                if (
-                    connection is None
-                    or not connection.established
-                    or connection.peer.refused
-                    or session.ended
-                ):
+                if connection is None or not connection.established or connection.refused or session.ended:
                     if connection is not None:
                         self._close_connection(connection)
                     if is_new:
                         await self._sessions.close(session)
 
-    async def _answer_connected(self, exchange: Exchange, connection_id: str) -> None:
-        request = exchange.request
+    async def _answer_connected(
+        self, request: McpRequest, connection_id: str, receive: Receive, send: Send
+    ) -> None:
         connection = None
         with suppress(RefusalError):
-            session = self._sessions.find(exchange.owner, request.session)
-            connection = self._connections.get(session, {}).get(connection_id)
+            session = self._sessions.find(request.owner, request.session)
+            connection = self._hub(session).peers.get(connection_id)
         if (
             connection is None
             or not connection.established
@@ -231,66 +218,50 @@ class McpEngine:
             or request.in_path not in (None, connection.session.id)
         ):
             text = "the mcp-session-id names no connection of this caller"
-            raise McpRequestRefusedError.invalid(text, 404)
-        if (
-            request.http == "GET"
-            and request.last_event
-            and connection.events.after(request.last_event) is None
-        ):
+            raise McpRequestRefusedError(404, text)
+        last_event = request.headers.get("last-event-id")
+        if request.http == "GET" and last_event and connection.events.after(last_event) is None:
             # The SDK would answer with a stream that ends at once, to which official clients would reconnect for
             # ever. On 404 a client would assume that its session has ended.
             text = (
-                "expected the Last-Event-ID of an event that is still kept, got "
-                f"{short(request.last_event)!r}; the events after it are lost"
+                f"expected the Last-Event-ID of an event that is still kept, got {short(last_event)!r}; the events "
+                "after it are lost"
             )
-            raise McpRequestRefusedError.invalid(text)
+            raise McpRequestRefusedError(400, text)
+        if request.http == "DELETE":
+            self._close_connection(connection)
+            if connection.owns_session:
+                await self._sessions.close(connection.session)
+            await Response()(request.scope, receive, send)
+            return
         with _hold_session(connection.session):
-            ending = request.http == "DELETE"
-            if ending:
-                self._remove_connection(connection)
-                if connection.owns_session:
-                    await self._sessions.close(connection.session)
-                    await _wait_at_most(connection.idle.wait(), FINAL_REPLY_TIMEOUT_S)
-            status = await self._handle_request(connection, exchange, exchange.send)
-        if ending:
-            connection.peer.close()
-            connection.events.clear()
-        elif status == 404:  # the SDK has ended the connection
+            status = await self._handle_request(connection, request, receive, send)
+        if status == 404:  # the SDK has ended the connection
             self._close_connection(connection)
 
-    async def _handle_request(self, connection: _Connection, exchange: Exchange, send: Send) -> int:
+    async def _handle_request(
+        self, connection: _Connection, request: McpRequest, receive: Receive, send: Send
+    ) -> int:
         """Pass a request on a connection to the SDK; return the response's status."""
-        session = connection.session
-        hub = self._hub(session)
 
         def start(status: int) -> None:
-            if status < 400 and not connection.established:
-                connection.established = True
-                hub.peers.add(connection.peer)
+            connection.established |= status < 400
 
-        stream = exchange.request.http == "GET"
+        session, stream = connection.session, request.http == "GET"
         replies = Replies(send, connection.events, start, answers=not stream)
-        origin = RequestOrigin(session.owner, session, hub, connection.peer)
+        scope = {**request.scope, KEY: RequestOrigin(session.owner, session, connection.hub, connection)}
         with connection.in_use(stream=stream):
-            await connection.transport.handle_request(
-                _with_origin(exchange, origin), exchange.replay_body, replies
-            )
+            await connection.transport.handle_request(scope, request.replay(receive), replies)
         return replies.status
 
     # Sessions
-
-    def _find_session(self, owner: str, session_id: str) -> EnvironmentSession:
-        try:
-            return self._sessions.find(owner, session_id)
-        except RefusalError as refusal:
-            raise McpRequestRefusedError.of(refusal) from None
 
     async def _find_or_open_session(
         self, owner: str, session_id: str | None
     ) -> tuple[EnvironmentSession, bool]:
         """Return the session of an id or, without one, a new session; and whether it is new."""
         if session_id is not None:
-            return self._find_session(owner, session_id), False
+            return self._sessions.find(owner, session_id), False
         if self._has_single_session:
             return await self._find_or_open_single_session(owner), False
         return await self._open_session(owner), True
@@ -305,32 +276,25 @@ class McpEngine:
 
     async def _open_session(self, owner: str) -> EnvironmentSession:
         """Open a session and reset it."""
-        try:
-            session = await self._sessions.open(owner)
-        except RefusalError as refusal:
-            raise McpRequestRefusedError.of(refusal) from None
-        try:
-            await self._reset(session)  # marks it as used before the first await
-        except BaseException:
-            await self._sessions.close(session)
-            raise
+        session = await self._sessions.open(owner)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._sessions.close, session)
+            if not self._tooling.has_tools(session):
+                raise _no_tools()
+            try:
+                await answer_request(session, Reset({}))  # marks it as used before the first await
+            except RefusalError:
+                raise
+            except FATAL as error:
+                text = report_error(error)
+                raise McpRequestRefusedError(500, text, jsonrpc.INTERNAL_ERROR) from None
+            undo.pop_all()
         return session
 
-    async def _reset(self, session: EnvironmentSession) -> None:
-        if not self._tooling.has_tools(session):
-            raise _no_tools()
-        try:
-            await answer_request(session, Reset({}))
-        except RefusalError as refusal:
-            raise McpRequestRefusedError.of(refusal) from None
-        except FATAL as error:
-            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, report_error(error))
-            raise McpRequestRefusedError(500, fault) from None
-
-    def _hub(self, session: EnvironmentSession) -> Hub:
+    def _hub(self, session: EnvironmentSession) -> Hub[_Connection]:
         hub = self._hubs.get(session)
         if hub is None:
-            hub = Hub()
+            hub = Hub[_Connection]()
             if session.ended:  # `on_end` would never be called
                 hub.close()
             else:
@@ -340,32 +304,28 @@ class McpEngine:
 
     def _close_session(self, session: EnvironmentSession) -> None:
         """Close the hub and the connections of a session that has ended."""
-        hub = self._hubs.pop(session, None)
-        if hub is not None:
-            hub.close()
-        for connection in list(self._connections.get(session, {}).values()):
+        hub = self._hubs.pop(session)
+        hub.close()
+        for connection in list(hub.peers.values()):
             if connection.established:  # otherwise `_initialize` closes it
                 self._close_connection(connection)
 
     # Connections
 
     async def _connect(self, session: EnvironmentSession, *, owns: bool) -> _Connection:
-        connections = self._connections.setdefault(session, {})
-        if len(connections) >= MAX_CONNECTIONS:
-            unused_connections = [
-                candidate
-                for candidate in connections.values()
-                if candidate.established
-                and not candidate.posts
-                and not candidate.streams
-                and not candidate.owns_session
+        hub = self._hub(session)
+        if len(hub.peers) >= MAX_CONNECTIONS:
+            unused = [
+                peer
+                for peer in hub.peers.values()
+                if peer.established and not (peer.posts or peer.streams or peer.owns_session)
             ]
-            if not unused_connections:
+            if not unused:
                 text = "the session has as many connections as it may have; try again later"
-                raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
-            self._close_connection(min(unused_connections, key=lambda candidate: candidate.last_used_at))
-        connection = _Connection(session, owns_session=owns, held_events=self._held_events)
-        self._connections.setdefault(session, {})[connection.id] = connection
+                raise McpRequestRefusedError(503, text, jsonrpc.SERVER_ERROR)
+            self._close_connection(min(unused, key=lambda peer: peer.last_used_at))
+        connection = _Connection(session, hub, owns_session=owns, held_events=self._held_events)
+        hub.peers[connection.id] = connection
         ready = asyncio.Event()
         connection.task = keep(asyncio.create_task(self._serve(connection, ready)))
         try:
@@ -380,7 +340,14 @@ class McpEngine:
         try:
             async with transport.connect() as (reading, writing):
                 ready.set()
-                await serve_loop(self._server, reading, writing, lifespan_state={}, session_id=connection.id)
+                await serve_loop(
+                    self._server,
+                    reading,
+                    writing,
+                    lifespan_state={},
+                    session_id=connection.id,
+                    init_options=self._server.create_initialization_options(CHANGES),
+                )
         except Exception:
             logger.exception("a connection of the MCP SDK has failed")
         finally:
@@ -388,59 +355,42 @@ class McpEngine:
             if not transport.is_terminated:
                 await transport.terminate()
 
-    def _remove_connection(self, connection: _Connection) -> bool:
-        """Remove a connection from the session's connections and listeners; return whether it was there."""
-        session = connection.session
-        connections = self._connections.get(session, {})
-        if connections.get(connection.id) is not connection:
-            return False
-        del connections[connection.id]
-        if not connections:
-            del self._connections[session]
-        if (hub := self._hubs.get(session)) is not None:
-            hub.peers.discard(connection.peer)
-        return True
-
     def _close_connection(self, connection: _Connection) -> None:
         """Close a connection in the background, after the replies in flight on it."""
-        if self._remove_connection(connection):
+        if connection.hub.peers.pop(connection.id, None) is not None:
             task = keep(asyncio.create_task(self._end(connection)))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def _end(self, connection: _Connection) -> None:
         await _wait_at_most(connection.idle.wait(), self._grace_s)  # for the replies in flight
-        connection.peer.close()
+        connection.close()
         await _wait_at_most(connection.transport.terminate(), CLOSE_TIMEOUT_S)
         if connection.task is not None:
             await cancel_task(connection.task)
         connection.events.clear()
 
 
-def _check_hello(exchange: Exchange) -> None:
+def _check_hello(hello: McpRequest) -> None:
     """Raise McpRequestRefusedError for a handshake that the SDK would refuse, before a session is opened for it."""
-    request = Request(exchange.scope)
+    request = Request(hello.scope)
     if not all(check_accept_headers(request)):
         text = "expected a client that accepts both application/json and text/event-stream"
-        raise McpRequestRefusedError.invalid(text, 406)
+        raise McpRequestRefusedError(406, text)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise McpRequestRefusedError.invalid("expected the Content-Type application/json", 415)
+        raise McpRequestRefusedError(415, "expected the Content-Type application/json")
     try:
-        message = json.loads(exchange.body)
+        message = json.loads(hello.body)
         jsonrpc_message_adapter.validate_python(message, by_name=False)
         InitializeRequest.model_validate(message, by_name=False)
     except ValidationError as error:
         text = f"expected a handshake of MCP, got: {describe_faults(error, 'request')}"
-        raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text)) from None
+        raise McpRequestRefusedError(400, text, jsonrpc.INVALID_PARAMS) from None
 
 
 def _no_tools() -> McpRequestRefusedError:
     text = "the environment offers no tools; it is served on /ws and plain HTTP"
-    return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
-
-
-def _with_origin(exchange: Exchange, origin: RequestOrigin) -> dict[str, Any]:
-    return {**exchange.scope, KEY: origin}
+    return McpRequestRefusedError(404, text, jsonrpc.INTERNAL_ERROR)
 
 
 async def _wait_at_most(wait: Awaitable[object], seconds: float) -> None:

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
+from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.mcp.requests import MCP_PATH, Exchange, McpRequestRefusedError, is_mcp, parse_request
-from servers.routes.http import json_answer, make_route, retry_headers
+from servers.execution import cancel_task
+from servers.mcp.requests import MCP_PATH, McpRequest, McpRequestRefusedError, is_mcp
+from servers.routes.http import json_answer, make_route, retry_headers, status_of
 from servers.routes.jsonrpc import JsonRpc
-from servers.sessions import SessionTable
+from servers.sessions import SessionTable, UnknownSessionError
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
 
@@ -39,8 +42,8 @@ class McpEntry:
         self._engine_args = (sessions, tooling, name, settings)
         self._metrics = sessions.metrics
         self._rpc = rpc
-        self._loading: asyncio.Task[McpEngine] | None = None
-        self._loaded: McpEngine | None = None
+        self._loading: asyncio.Future[McpEngine] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def routes(self) -> list[Route]:
         """Return the routes of /mcp and of the sessions below it."""
@@ -56,54 +59,64 @@ class McpEntry:
         if self._metrics.enabled:
             self._metrics.count_received(body)
             send = self._metrics.counting(send)
-        request = parse_request(scope, body)
-        exchange = Exchange(request, scope, body, receive, send)
+        request = McpRequest(scope, body)
         if not request.standard:
             if request.http != "POST":
                 raise HTTPException(405, headers={"Allow": "POST"})
-            response = await self._rpc.serve(Request(scope, exchange.replay_body))
+            response = await self._rpc.serve(Request(scope, request.replay(receive)))
             await response(scope, receive, send)
             return
         try:
-            engine = await self._engine()
-            await engine(exchange)
+            engine = await self._load()
+            await engine(request, receive, send)
         except McpRequestRefusedError as refused:
-            fault = jsonrpc.encode_fault(request.request_id, refused.fault)
-            await json_answer(fault, refused.status, retry_headers(refused.status))(scope, receive, send)
+            await _refusal(request, refused.status, refused.fault)(scope, receive, send)
+        except RefusalError as refusal:  # by the table of sessions
+            unknown = isinstance(refusal, UnknownSessionError)
+            code = jsonrpc.INVALID_REQUEST if unknown else jsonrpc.SERVER_ERROR
+            fault = JsonRpcFaultError(code, refusal.message, refusal.extra or None)
+            await _refusal(request, status_of(refusal), fault)(scope, receive, send)
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
-        if self._loaded is not None:
-            await self._loaded.drain(deadline)
+        if self._loading is not None and self._loading.done():
+            await self._loading.result().drain(deadline)
 
     async def stop(self) -> None:
         """Stop the engine; a later request starts it again."""
-        loading, engine = self._loading, self._loaded
-        self._loading = self._loaded = None
-        if engine is not None:
-            await engine.stop()
-        elif loading is not None:
-            loading.cancel()
-
-    async def _engine(self) -> "McpEngine":
-        # If the app's lifespan is not run, requests may come from one event loop after another.
-        if self._loading is None or self._loading.get_loop() is not asyncio.get_running_loop():
-            self._loading = asyncio.create_task(self._load(), name="standard MCP")
-        try:
-            return await asyncio.shield(self._loading)
-        except ImportError as error:
-            self._loading = None
-            logger.error("standard MCP cannot be served: %s", error)
-            raise McpRequestRefusedError(501, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, _MISSING)) from None
-        except Exception:
-            self._loading = None
-            raise
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_task(task)
 
     async def _load(self) -> "McpEngine":
-        # In a thread: the import takes a second, and the event loop must serve other requests meanwhile.
-        async with asyncio.timeout(_IMPORT_TIMEOUT_S):
-            module = await asyncio.to_thread(importlib.import_module, "servers.mcp.engine")
-        engine: McpEngine = module.McpEngine(*self._engine_args)
-        await engine.start()
-        self._loaded = engine
-        return engine
+        # If the app's lifespan is not run, requests may come from one event loop after another.
+        loop = asyncio.get_running_loop()
+        if self._loading is None or self._loading.get_loop() is not loop:
+            self._loading = loop.create_future()
+            self._task = asyncio.create_task(self._run(self._loading), name="standard MCP")
+        return await asyncio.shield(self._loading)
+
+    async def _run(self, loading: "asyncio.Future[McpEngine]") -> None:
+        """Import the engine and run it until the task is cancelled."""
+        try:
+            # In a thread: the import takes a second, and the event loop must serve other requests meanwhile.
+            async with asyncio.timeout(_IMPORT_TIMEOUT_S):
+                module = await asyncio.to_thread(importlib.import_module, "servers.mcp.engine")
+            engine: McpEngine = module.McpEngine(*self._engine_args)
+            async with engine.running():
+                loading.set_result(engine)
+                await asyncio.get_running_loop().create_future()
+        except ImportError as error:
+            logger.error("standard MCP cannot be served: %s", error)
+            loading.set_exception(McpRequestRefusedError(501, _MISSING, jsonrpc.INTERNAL_ERROR))
+        except Exception as error:
+            if loading.done():
+                raise
+            loading.set_exception(error)
+        finally:
+            loading.cancel()
+            self._loading = None
+
+
+def _refusal(request: McpRequest, status: int, fault: JsonRpcFaultError) -> Response:
+    return json_answer(jsonrpc.encode_fault(request.request_id, fault), status, retry_headers(status))

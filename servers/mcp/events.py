@@ -1,6 +1,5 @@
 """The latest events of each connection to /mcp, replayed to a client whose stream was cut."""
 
-from collections import deque
 from typing import Final, NamedTuple
 
 from mcp.server.streamable_http import GET_STREAM_KEY, EventCallback, EventMessage, EventStore
@@ -19,17 +18,15 @@ MAX_TOTAL_WEIGHT: Final = 64 << 20
 """Approximate characters kept of all connections; those that were sent nothing for longest are dropped first."""
 
 
+_REPLIES: Final = (JSONRPCResponse, JSONRPCError)
+
+
 class _Event(NamedTuple):
     """One event of a stream; without a message it only gave the client an id to resume from."""
 
-    number: int
     stream: str
     message: JSONRPCMessage | None
     weight: int
-
-    @property
-    def is_reply(self) -> bool:
-        return isinstance(self.message, JSONRPCResponse | JSONRPCError)
 
 
 class HeldEvents:
@@ -61,7 +58,7 @@ class RecentEvents(EventStore):
     def __init__(self, held_events: HeldEvents) -> None:
         self.weight = 0
         self._held_events = held_events
-        self._events: deque[_Event] = deque()
+        self._events: dict[str, _Event] = {}  # by id, in order
         self._last_id = 0
         self._standing: int | None = None  # the last event of the stream of GET
 
@@ -75,10 +72,10 @@ class RecentEvents(EventStore):
             message = _make_replacement(message)
             weight = len(stream_id) + _measure_weight(message)
         if weight <= MAX_WEIGHT:
-            self._events.append(_Event(self._last_id, stream_id, message, weight))
+            self._events[str(self._last_id)] = _Event(stream_id, message, weight)
             self.weight += weight
         while len(self._events) > MAX_EVENTS or self.weight > MAX_WEIGHT:
-            self.weight -= self._events.popleft().weight
+            self.weight -= self._events.pop(next(iter(self._events))).weight
         self._held_events.count(self)
         return str(self._last_id)
 
@@ -88,18 +85,17 @@ class RecentEvents(EventStore):
         self.weight = 0
         self._held_events.drop(self)
 
-    def after(self, event_id: str) -> tuple[str, list[_Event]] | None:
-        """Return the stream of an event and the events after it; None if the event is no longer kept."""
-        event = self._find(event_id)
-        if event is not None:
-            later = [
-                recent
-                for recent in self._events
-                if recent.stream == event.stream and recent.number > event.number
-            ]
+    def after(self, event_id: str) -> tuple[str, dict[str, JSONRPCMessage | None]] | None:
+        """Return the stream of an event and the messages after it by id; None if the event is no longer kept."""
+        if (event := self._events.get(event_id)) is not None:
+            later = {
+                recent_id: recent.message
+                for recent_id, recent in self._events.items()
+                if recent.stream == event.stream and int(recent_id) > int(event_id)
+            }
             return event.stream, later
         if event_id == str(self._standing):
-            return GET_STREAM_KEY, []  # the events dropped since were of other streams
+            return GET_STREAM_KEY, {}  # the events dropped since were of other streams
         return None
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
@@ -108,25 +104,22 @@ class RecentEvents(EventStore):
         if missed is None:
             return None
         stream, later = missed
-        for event in later:
-            if event.message is not None:
-                await send_callback(EventMessage(event.message, str(event.number)))
-                if event.is_reply:
+        for event_id, message in later.items():
+            if message is not None:
+                await send_callback(EventMessage(message, event_id))
+                if isinstance(message, _REPLIES):
                     return None
         return stream
 
     def is_reply(self, event_id: str) -> bool:
         """Whether a stored event is the reply to a request, which is the last event of its stream."""
-        event = self._find(event_id)
-        return event is not None and event.is_reply
-
-    def _find(self, event_id: str) -> _Event | None:
-        return next((event for event in reversed(self._events) if str(event.number) == event_id), None)
+        event = self._events.get(event_id)
+        return event is not None and isinstance(event.message, _REPLIES)
 
 
 def _make_replacement(message: JSONRPCMessage | None) -> JSONRPCError | None:
     """Return what replaces a message that is too large: an error for a reply, since a client waits for it."""
-    if not isinstance(message, JSONRPCResponse | JSONRPCError):
+    if not isinstance(message, _REPLIES):
         return None
     text = (
         f"expected a reply of at most {MAX_WEIGHT} characters to a call whose stream was cut, got a longer one, "

@@ -5,7 +5,6 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
 
@@ -13,12 +12,12 @@ import mcp_types as types
 from mcp.server.caching import CACHEABLE_METHODS, CacheableMethod, CacheHint
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
-from mcp.server.models import InitializationOptions
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 
+from openenv_core import __version__
 from openenv_core.errors import EpisodeOverError
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, text_of
@@ -31,17 +30,17 @@ from openenv_core.tools import (
     ToolResult,
 )
 from servers.execution import FATAL
-from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
+from servers.mcp.context import KEY, CallContext, CallEndedError, RequestOrigin, replace_surrogates
 from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.metrics import TOOL
 from servers.routes.http import answer_request, report_error
-from servers.sessions import EnvironmentSession, MethodRequest, SessionTable, UnknownSessionError
+from servers.sessions import MethodRequest, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling, ToolRefusedError
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]
 
-_Request: TypeAlias = tuple[Any, Callable[[Any], Any]]
-"""A request, and what makes the reply of its result."""
+Answer: TypeAlias = dict[str, Any] | None
+"""A result as MCP's JSON; None for a caller that has cancelled its request."""
 
 _RESOURCE_NOT_FOUND: Final = -32002
 """Error code of the handshake versions; the stateless version reports the URI as an invalid parameter."""
@@ -113,39 +112,29 @@ class Handlers:
         self._sessions.metrics.count_error(code)
 
     def origin(self, ctx: Ctx) -> RequestOrigin:
-        """Return the caller and session of a request."""
-        return origin_of(ctx, self._fixed_origin)
+        """Return the caller and session of a request; not of the SDK's session, which several clients may share."""
+        if self._fixed_origin is not None:
+            return self._fixed_origin
+        assert ctx.request is not None
+        origin: RequestOrigin = ctx.request.scope[KEY]
+        return origin
 
     # Lists
-
-    async def list_tools(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        """Answer tools/list."""
-        _refuse_cursor(params)
-        specs = self._tooling.declared_tools()
-        if specs is None:
-            specs = await self._look_up(ctx, self._tooling.request_tools)
-        return {"tools": [spec.to_mcp() for spec in specs]}
 
     async def list_objects(
         self, key: str, method: str, ctx: Ctx, params: types.PaginatedRequestParams
     ) -> dict[str, Any]:
-        """Answer resources/list, resources/templates/list or prompts/list with the environment's method."""
-        _refuse_cursor(params)
-
-        def request(session: EnvironmentSession) -> _Request | None:
-            return (MethodRequest(method), lambda specs: specs) if session.has_method(method) else None
-
-        declared = self._tooling.list_declared(method)
-        return {
-            key: [
-                spec.to_mcp()
-                for spec in (await self._look_up(ctx, request) if declared is None else declared)
-            ]
-        }
+        """Answer tools/list, resources/list, resources/templates/list or prompts/list by the environment's method."""
+        if params.cursor is not None:
+            raise MCPError(types.INVALID_PARAMS, "a cursor is not accepted; every list comes whole")
+        specs = self._tooling.list_declared(method)
+        if specs is None:
+            specs = await self._look_up(ctx, method)
+        return {key: [spec.to_mcp() for spec in specs]}
 
     # Calls
 
-    async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
+    async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> Answer:
         """Answer tools/call."""
         context = self._make_context(ctx)
 
@@ -165,14 +154,11 @@ class Handlers:
             answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
             return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
-        def request(session: EnvironmentSession) -> _Request:
-            call, read = self._tooling.request_call(
-                session, params.name, params.arguments or {}, context, context.run
-            )
-            return call, lambda result: encode(read(result))
-
         try:
-            return await self._call(context, request, kind=TOOL)  # type: ignore[no-any-return]
+            call, read = self._tooling.request_call(
+                context.session, params.name, params.arguments or {}, context, context.run
+            )
+            return await self._call(context, call, lambda result: encode(read(result)), kind=TOOL)
         except EpisodeOverError as error:
             return encode(ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error)))
         except InvalidResetOptionError as error:
@@ -180,13 +166,13 @@ class Handlers:
         except ToolRefusedError as refused:
             return encode(refused.result)
 
-    async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
+    async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> Answer:
         """Answer resources/read."""
         return await self._call_method(
             ctx, "read_resource", (str(params.uri),), lambda contents: {"contents": contents}
         )
 
-    async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> dict[str, Any]:
+    async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> Answer:
         """Answer prompts/get."""
 
         def encode(prompt: Any) -> dict[str, Any]:
@@ -195,7 +181,7 @@ class Handlers:
 
         return await self._call_method(ctx, "get_prompt", (params.name, params.arguments or {}), encode)
 
-    async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> dict[str, Any]:
+    async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> Answer:
         """Answer completion/complete."""
 
         def encode(result: Any) -> dict[str, Any]:
@@ -245,15 +231,17 @@ class Handlers:
             raise MCPError(types.METHOD_NOT_FOUND, "subscribe with subscriptions/listen instead")
         return peer.subscriptions
 
-    async def _look_up(
-        self, ctx: Ctx, make_request: Callable[[EnvironmentSession], "_Request | None"]
-    ) -> Any:
-        """Answer a lookup in the request's session or, if it has none, in one opened for it; [] if there is none."""
+    async def _look_up(self, ctx: Ctx, method: str) -> Sequence[Any]:
+        """Call a listing method in the request's session or, if it has none, in one opened for it."""
         origin = self.origin(ctx)
         own = nullcontext(origin.session) if origin.session else self._sessions.session(origin.owner)
         async with own as session:
-            request = make_request(session)
-            return [] if request is None else await answer_request(session, *request)
+            listed: Sequence[Any] = []
+            if method == "list_tools":
+                listed = await answer_request(session, *self._tooling.request_tools(session))
+            elif session.has_method(method):
+                listed = await answer_request(session, MethodRequest(method))
+            return listed
 
     def _make_context(self, ctx: Ctx) -> CallContext:
         """Return the context of a call, which may notify and ask the caller; MCPError: the request has no session."""
@@ -264,24 +252,25 @@ class Handlers:
 
     async def _call_method(
         self, ctx: Ctx, name: str, args: tuple[Any, ...], encode: Callable[[Any], dict[str, Any]]
-    ) -> dict[str, Any]:
+    ) -> Answer:
         """Call a method of the environment, which takes the context as its last argument."""
         context = self._make_context(ctx)
-        return await self._call(  # type: ignore[no-any-return]
-            context, lambda _: (MethodRequest(name, (*args, context), context.run), encode)
-        )
+        return await self._call(context, MethodRequest(name, (*args, context), context.run), encode)
 
     async def _call(
         self,
         context: CallContext,
-        make_request: Callable[[EnvironmentSession], "_Request"],
+        request: Any,
+        encode: Callable[[Any], dict[str, Any]],
         kind: int | None = None,
-    ) -> Any:
+    ) -> Answer:
         """Answer a request in its session; its caller may cancel it, and may have to answer questions first."""
         received_at = perf_counter() if self._sessions.metrics.enabled else 0.0
         try:
-            request, encode = make_request(context.session)
-            return await answer_request(context.session, request, encode, kind=kind, received_at=received_at)
+            answer: dict[str, Any] = await answer_request(
+                context.session, request, encode, kind=kind, received_at=received_at
+            )
+            return answer
         except asyncio.CancelledError:
             context.cancel()
             raise
@@ -290,11 +279,6 @@ class Handlers:
         finally:
             if not context.cancelled:
                 await context.flush()
-
-
-def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
-    if params.cursor is not None:
-        raise MCPError(types.INVALID_PARAMS, "a cursor is not accepted; every list comes whole")
 
 
 def _check_subscriptions(uris: Sequence[str]) -> None:
@@ -312,34 +296,22 @@ def _size(content: list[dict[str, Any]]) -> int:
     return sum(len(source.get(key) or "") for source in sources for key in ("text", "data", "blob"))
 
 
-class _McpServer(Server[dict[str, Any]]):
-    """An SDK server that declares over HTTP too that its lists may change."""
-
-    def create_initialization_options(
-        self,
-        notification_options: NotificationOptions | None = None,
-        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
-        extensions: dict[str, dict[str, Any]] | None = None,
-    ) -> InitializationOptions:
-        """Return the options that the handshake is answered with."""
-        changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
-        return super().create_initialization_options(
-            notification_options or changes, experimental_capabilities, extensions
-        )
+CHANGES: Final = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+"""Declared in the handshake: every list may change."""
 
 
 def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[str, Any]]:
     """Return the SDK's server with the handlers that the environment's tooling offers."""
     private = CacheHint(ttl_ms=0, scope="private")
     hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
-    server = _McpServer(name, version=_version(), cache_hints=hints)
+    server: Server[dict[str, Any]] = Server(name, version=__version__, cache_hints=hints)
 
     def add(
         method: str,
         params: type[BaseModel],
-        handler: Callable[[Ctx, Any], Awaitable[dict[str, Any] | BaseModel]],
+        handler: Callable[[Ctx, Any], Awaitable[Answer | BaseModel]],
     ) -> None:
-        async def complete(ctx: Ctx, params: Any) -> dict[str, Any] | BaseModel:
+        async def complete(ctx: Ctx, params: Any) -> HandlerResult:
             try:
                 answer = await handler(ctx, params)
             except FATAL as error:
@@ -362,27 +334,22 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
         )
 
     server.add_request_handler(DISCOVER, types.RequestParams, discover)
-    add("tools/list", types.PaginatedRequestParams, handlers.list_tools)
+
+    def add_list(method: str, key: str, lister: str) -> None:
+        add(method, types.PaginatedRequestParams, partial(handlers.list_objects, key, lister))
+
+    add_list("tools/list", "tools", "list_tools")
     add("tools/call", types.CallToolRequestParams, handlers.call_tool)
     add("subscriptions/listen", types.SubscriptionsListenRequestParams, handlers.listen)
     add("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
     if tooling.offers("resources"):
-        listed, templates = ("resources", "list_resources"), ("resourceTemplates", "list_resource_templates")
-        add("resources/list", types.PaginatedRequestParams, partial(handlers.list_objects, *listed))
-        add(
-            "resources/templates/list",
-            types.PaginatedRequestParams,
-            partial(handlers.list_objects, *templates),
-        )
+        add_list("resources/list", "resources", "list_resources")
+        add_list("resources/templates/list", "resourceTemplates", "list_resource_templates")
         add("resources/read", types.ReadResourceRequestParams, handlers.read_resource)
         add("resources/subscribe", types.SubscribeRequestParams, handlers.subscribe)
         add("resources/unsubscribe", types.UnsubscribeRequestParams, handlers.unsubscribe)
     if tooling.offers("prompts"):
-        add(
-            "prompts/list",
-            types.PaginatedRequestParams,
-            partial(handlers.list_objects, "prompts", "list_prompts"),
-        )
+        add_list("prompts/list", "prompts", "list_prompts")
         add("prompts/get", types.GetPromptRequestParams, handlers.get_prompt)
     if tooling.offers("completions"):
         add("completion/complete", types.CompleteRequestParams, handlers.complete)
@@ -407,10 +374,3 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
     )
     server.middleware[:] = [track_channel, RequestStateBoundary(sealing, default_audience=name)]
     return server
-
-
-def _version() -> str:
-    try:
-        return version("ropewalk")
-    except PackageNotFoundError:
-        return ""

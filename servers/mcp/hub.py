@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from mcp.server.session import ServerSession
 from mcp.server.subscriptions import (
@@ -120,19 +120,22 @@ class Peer:
                 await channel.send_resource_updated(uri)
 
 
-class Hub:
+PeerT = TypeVar("PeerT", bound=Peer)
+
+
+class Hub(Generic[PeerT]):
     """The listeners of one session.
 
     Attributes:
         listen: The SDK's handler of `subscriptions/listen`, the streams of the stateless wire.
-        peers: The clients with a connection.
+        peers: The clients with a connection, by its id.
     """
 
     def __init__(self) -> None:
         self._bus = InMemorySubscriptionBus()
         self._outbox = Outbox()
         self.listen = ListenHandler(self._bus, max_subscriptions=_MAX_STREAMS)
-        self.peers: set[Peer] = set()
+        self.peers: dict[str, PeerT] = {}
 
     def publish(self, event: ServerEvent) -> None:
         """Notify all listeners of a change. Never blocks; callable from any thread."""
@@ -142,10 +145,10 @@ class Hub:
         """End the streams and all notifications."""
         self.listen.close()
         self._outbox.close()
-        for peer in self.peers:
+        for peer in self.peers.values():
             peer.close()
 
     async def _publish(self, event: ServerEvent) -> None:
-        for peer in tuple(self.peers):
+        for peer in tuple(self.peers.values()):
             peer.publish(event)
         await self._bus.publish(event)

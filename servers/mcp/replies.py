@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Final
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Send
 
 from servers.mcp.events import RecentEvents
 
-_STREAM_HEADERS: Final = frozenset(
-    (b"content-type", b"cache-control", b"connection", b"x-accel-buffering", b"content-length")
-)
+_STREAM_HEADERS: Final = ("cache-control", "connection", "x-accel-buffering")
 
 
 class Replies:
@@ -68,13 +67,12 @@ class Replies:
 
 
 def _is_stream(message: Message) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in message["headers"]
-    )
+    return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
 
 
 def _as_json(head: Message, length: int) -> Message:
-    headers = [(name, value) for name, value in head["headers"] if name.lower() not in _STREAM_HEADERS]
-    headers += [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
-    return {**head, "headers": headers}
+    headers = MutableHeaders(raw=list(head["headers"]))
+    for name in _STREAM_HEADERS:
+        del headers[name]
+    headers.update({"content-type": "application/json", "content-length": str(length)})
+    return {**head, "headers": headers.raw}

@@ -1,19 +1,17 @@
 """A request to /mcp: its dialect and its session, and its refusal."""
 
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
 
 from openenv_core.errors import PicklableError
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.routes.http import path_of, status_of
+from servers.routes.http import path_of
 from servers.security import owner_of, replay
-from servers.sessions import UnknownSessionError
 
 MCP_PATH: Final = "/mcp"
 INITIALIZE: Final = "initialize"
@@ -23,29 +21,38 @@ SHARED_ID_SEPARATOR: Final = ":"
 """Follows the session's id, which never contains it, in the id of a connection that shares a session."""
 
 
-@dataclass(frozen=True, slots=True)
 class McpRequest:
     """A request to /mcp, or to /mcp/{session_id}.
 
+    Args:
+        scope: Its ASGI scope.
+        body: Its whole body.
+
     Attributes:
-        http: The HTTP method.
         connection: The id of its connection, as drawn at the handshake; None without one.
         version: The protocol version in its header, if any.
-        last_event: The id of the last event that the client received of a stream that was cut.
         in_path: The session's id in the path, if any.
+        standard: Whether it is standard MCP, as opposed to the released dialect.
         method: The JSON-RPC method.
         request_id: The JSON-RPC id.
-        standard: Whether it is standard MCP, as opposed to the released dialect.
     """
 
-    http: str
-    connection: str | None
-    version: str | None
-    last_event: str | None
-    in_path: str | None
-    method: str | None
-    request_id: int | str | None
-    standard: bool
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        self.scope, self.body = scope, body
+        self.http: str = scope["method"]
+        self.headers = Headers(scope=scope)
+        self.connection = self.headers.get("mcp-session-id")
+        self.version = self.headers.get("mcp-protocol-version")
+        self.in_path = _find_session_id(path_of(scope))
+        streams = any("text/event-stream" in value.lower() for value in self.headers.getlist("accept"))
+        is_marked = streams or (self.in_path, self.connection, self.version) != (None, None, None)
+        # The released dialect's route parses its own body; it need not be parsed here too.
+        rpc = read_rpc(body) if is_marked or INITIALIZE.encode() in body else {}
+        method, request_id = rpc.get("method"), rpc.get("id")
+        has_id = isinstance(request_id, int | str) and not isinstance(request_id, bool)
+        self.method: str | None = method if isinstance(method, str) else None
+        self.request_id: int | str | None = request_id if has_id else None
+        self.standard: bool = is_marked or method == INITIALIZE
 
     @property
     def session(self) -> str | None:
@@ -54,38 +61,20 @@ class McpRequest:
             return self.connection.partition(SHARED_ID_SEPARATOR)[0]
         return self.in_path
 
+    @property
+    def owner(self) -> str:
+        """Fingerprint of the caller's token."""
+        return owner_of(self.scope)
+
+    def replay(self, receive: Receive) -> Receive:
+        """Return a `receive` that yields the body first."""
+        return replay(self.body, receive) if self.http == "POST" else receive
+
 
 def is_mcp(scope: Scope) -> bool:
     """Whether a request is for /mcp or /mcp/{session_id}."""
     path = path_of(scope)
     return path == MCP_PATH or _find_session_id(path) is not None
-
-
-def parse_request(scope: Scope, body: bytes) -> McpRequest:
-    """Parse a request to /mcp."""
-    headers: dict[str, str] = {}
-    streams = False
-    for raw_name, raw_value in scope["headers"]:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-        headers.setdefault(name, value)
-        streams |= name == "accept" and "text/event-stream" in value.lower()
-    connection, version = headers.get("mcp-session-id"), headers.get("mcp-protocol-version")
-    in_path = _find_session_id(path_of(scope))
-    is_marked = streams or any(named is not None for named in (in_path, connection, version))
-    # The released dialect's route parses its own body; it need not be parsed here too.
-    rpc = read_rpc(body) if is_marked or INITIALIZE.encode() in body else {}
-    method, request_id = rpc.get("method"), rpc.get("id")
-    has_id = isinstance(request_id, int | str) and not isinstance(request_id, bool)
-    return McpRequest(
-        http=scope["method"],
-        connection=connection,
-        version=version,
-        last_event=headers.get("last-event-id"),
-        in_path=in_path,
-        method=method if isinstance(method, str) else None,
-        request_id=request_id if has_id else None,
-        standard=is_marked or method == INITIALIZE,
-    )
 
 
 def _find_session_id(path: str) -> str | None:
@@ -103,50 +92,15 @@ def read_rpc(body: bytes) -> dict[str, Any]:
 
 
 class McpRequestRefusedError(PicklableError):
-    """A request that is refused before it reaches the SDK."""
+    """A request that is refused before it reaches the SDK.
 
-    def __init__(self, status: int, fault: JsonRpcFaultError) -> None:
-        super().__init__(fault.message)
-        self.status = status
-        self.fault = fault
-
-    @classmethod
-    def invalid(cls, text: str, status: int = 400) -> "McpRequestRefusedError":
-        """Return the refusal of an invalid request."""
-        return cls(status, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
-
-    @classmethod
-    def of(cls, refusal: RefusalError) -> "McpRequestRefusedError":
-        """Return a refusal by the session table as one for a standard client."""
-        unknown = isinstance(refusal, UnknownSessionError)
-        code = jsonrpc.INVALID_REQUEST if unknown else jsonrpc.SERVER_ERROR
-        return cls(status_of(refusal), JsonRpcFaultError(code, refusal.message, refusal.extra or None))
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """A request and the ASGI callables of its exchange.
-
-    Attributes:
-        request: The parsed request.
-        scope: Its ASGI scope.
-        body: Its body, already read from `receive`.
-        receive: Reports the client's disconnection.
-        send: Sends the response.
+    Args:
+        status: The status of the response.
+        text: What is wrong.
+        code: The code of the JSON-RPC error.
     """
 
-    request: McpRequest
-    scope: Scope
-    body: bytes
-    receive: Receive
-    send: Send
-
-    @property
-    def owner(self) -> str:
-        """Fingerprint of the caller's token."""
-        return owner_of(self.scope)
-
-    @property
-    def replay_body(self) -> Receive:
-        """A `receive` that yields the body first."""
-        return replay(self.body, self.receive) if self.request.http == "POST" else self.receive
+    def __init__(self, status: int, text: str, code: int = jsonrpc.INVALID_REQUEST) -> None:
+        super().__init__(text)
+        self.status = status
+        self.fault = JsonRpcFaultError(code, text)

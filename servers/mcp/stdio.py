@@ -4,13 +4,12 @@ import asyncio
 import logging
 import os
 import signal
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import anyio
+from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 
 from openenv_core.protocol.frames import Reset
@@ -18,92 +17,45 @@ from servers.acting import ActionTooling
 from servers.app import EnvironmentApp
 from servers.execution import cancel_task
 from servers.mcp.context import RequestOrigin
-from servers.mcp.handlers import Handlers, make_server
+from servers.mcp.handlers import CHANGES, Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.routes.http import answer_request
-from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
-from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
 
-MAX_READ_AHEAD: Final = 16
-"""Lines read before the SDK takes them."""
 
+class StandardStreams:
+    """Standard input and output as the wire, with the methods of a file that the SDK's transport calls.
 
-class _StandardStreams(NamedTuple):
-    """The file descriptors of the MCP wire; no child process inherits them."""
+    They are read and written in daemon threads: a host that neither writes nor reads blocks only these, and does not
+    keep the process from exiting.
 
-    reading: int
-    writing: int
-
-
-def take_standard_streams() -> _StandardStreams:
-    """Reserve standard input and output for the wire.
-
-    From now on standard input is empty and standard output is standard error: the output of an environment, and of
-    the processes that it starts, goes to the log.
-    """
-    wire = _StandardStreams(os.dup(0), os.dup(1))  # not inheritable
-    devnull = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(devnull, 0)
-    os.close(devnull)
-    os.dup2(2, 1)
-    return wire
-
-
-class _Lines:
-    """The lines of standard input, for the SDK's transport.
-
-    They are read in a daemon thread, which does not keep the process from exiting.
+    Args:
+        reading: The descriptor of the input.
+        writing: The descriptor of the output.
+        limit: Bytes of a line; longer ones are dropped.
     """
 
-    def __init__(self, descriptor: int, limit: int) -> None:
-        self._file = os.fdopen(descriptor, "rb")
+    def __init__(self, reading: int, writing: int, limit: int) -> None:
+        self._input, self._output = os.fdopen(reading, "rb"), writing
         self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._read_slots = threading.Semaphore(MAX_READ_AHEAD)
-        threading.Thread(target=self._read, name="lines of MCP", daemon=True).start()
+        self._reader, self._writer = ThreadPool(1, "lines of MCP"), ThreadPool(1, "replies of MCP")
 
-    def __aiter__(self) -> "_Lines":
+    def __aiter__(self) -> "StandardStreams":
         return self
 
     async def __anext__(self) -> str:
-        line = await self._lines.get()
-        self._read_slots.release()
-        if line is None:
+        succeeded, line = await self._reader.run(self._read)
+        if not succeeded:
+            logger.error("cannot read from the host: %s", line)
+        if not succeeded or not line:
             raise StopAsyncIteration
-        return line
-
-    def _read(self) -> None:
-        try:
-            while line := self._file.readline(self._limit + 1):
-                if len(line) > self._limit:
-                    logger.error("a message of more than %d bytes was dropped", self._limit)
-                    while line and not line.endswith(b"\n"):
-                        line = self._file.readline(self._limit)
-                elif line.strip():
-                    self._put(line.decode("utf-8", "replace"))
-        except OSError as error:
-            logger.error("cannot read from the host: %s", error)
-        self._put(None)
-
-    def _put(self, line: str | None) -> None:
-        self._read_slots.acquire()
-        with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
-
-
-class _Pipe:
-    """The output of the SDK's transport, written in a thread: a host that does not read blocks only that."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._pool = ThreadPool(1, "replies of MCP")
+        return str(line)
 
     async def write(self, text: str) -> None:
-        succeeded, value = await self._pool.run(partial(self._write, text.encode()))
+        """Write a text; ClosedResourceError if the host is gone."""
+        succeeded, value = await self._writer.run(partial(self._write, text.encode()))
         if not succeeded:
             logger.info("cannot write to the host: %s", value)
             raise anyio.ClosedResourceError
@@ -111,10 +63,35 @@ class _Pipe:
     async def flush(self) -> None:
         """Do nothing: writes are not buffered."""
 
+    def _read(self) -> str:
+        """Return the next line that is not empty or too long; an empty one at the end."""
+        while line := self._input.readline(self._limit + 1):
+            if len(line) > self._limit:
+                logger.error("a message of more than %d bytes was dropped", self._limit)
+                while line and not line.endswith(b"\n"):
+                    line = self._input.readline(self._limit)
+            elif line.strip():
+                return line.decode("utf-8", "replace")
+        return ""
+
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self._descriptor, view) :]
+            view = view[os.write(self._output, view) :]
+
+
+def take_standard_streams(limit: int) -> StandardStreams:
+    """Reserve standard input and output for the wire; a line may have `limit` bytes.
+
+    From now on standard input is empty and standard output is standard error: the output of an environment, and of
+    the processes that it starts, goes to the log.
+    """
+    wire = StandardStreams(os.dup(0), os.dup(1), limit)  # no child process inherits them
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
+    os.dup2(2, 1)
+    return wire
 
 
 FINAL_REPLY_TIMEOUT_S: Final = 1.0
@@ -122,7 +99,7 @@ FINAL_REPLY_TIMEOUT_S: Final = 1.0
 
 
 async def serve_stdio(
-    app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: _StandardStreams
+    app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: StandardStreams
 ) -> bool:
     """Serve one session until the host closes its end, or SIGINT or SIGTERM arrives.
 
@@ -138,51 +115,36 @@ async def serve_stdio(
     Raises:
         Exception: Whatever the environment raised in its constructor or reset.
     """
-    async with app.running():
-        session = await app.sessions.open("")
-        session.listeners += 1  # the session never counts as idle
+    async with app.running(), app.sessions.session() as session:
+        tooling = app.tooling
+        if not tooling.has_tools(session):
+            tooling = ActionTooling(app.served.factory, app.served.action)
+        await answer_request(session, Reset(dict(options)))
+        hub, peer = Hub[Peer](), Peer()
+        hub.peers[session.id] = peer
+        server = make_server(
+            name, Handlers(app.sessions, tooling, RequestOrigin("", session, hub, peer)), tooling
+        )
+        serve_task = asyncio.create_task(_serve(server, wire))
+        over = asyncio.Event()
+        serve_task.add_done_callback(lambda _: over.set())
+        session.on_end = over.set
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, over.set)
         try:
-            tooling = app.tooling
-            if not tooling.has_tools(session):
-                tooling = ActionTooling(app.served.factory, app.served.action)
-            await answer_request(session, Reset(dict(options)))
-            return await _serve(app, tooling, name, session, wire)
+            await over.wait()
+            if session.ended:
+                logger.error("the session has ended; start %s again for another", name)
+                await asyncio.wait([serve_task], timeout=FINAL_REPLY_TIMEOUT_S)
+            elif serve_task.done():
+                serve_task.result()
+            return not session.ended
         finally:
-            if not session.ended:
-                await app.sessions.close(session)
+            session.on_end = None
+            hub.close()
+            await cancel_task(serve_task)
 
 
-async def _serve(
-    app: EnvironmentApp, tooling: Tooling, name: str, session: EnvironmentSession, wire: _StandardStreams
-) -> bool:
-    hub, peer = Hub(), Peer()
-    hub.peers.add(peer)
-    handlers = Handlers(app.sessions, tooling, RequestOrigin("", session, hub, peer))
-    server = make_server(name, handlers, tooling)
-
-    async def serve() -> None:
-        lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
-        # They have the methods of a file that the SDK calls, and their threads do not keep the process from exiting.
-        async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
-            await server.run(reading, writing, server.create_initialization_options())
-
-    session_ended, stopped = asyncio.Event(), asyncio.Event()
-    session.on_end = session_ended.set
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    serve_task = asyncio.create_task(serve())
-    wait_tasks = [asyncio.create_task(event.wait()) for event in (session_ended, stopped)]
-    try:
-        await asyncio.wait([serve_task, *wait_tasks], return_when=asyncio.FIRST_COMPLETED)
-        if session_ended.is_set():
-            logger.error("the session has ended; start %s again for another", name)
-            await asyncio.wait([serve_task], timeout=FINAL_REPLY_TIMEOUT_S)
-        elif serve_task.done():
-            serve_task.result()
-        return not session_ended.is_set()
-    finally:
-        session.on_end = None
-        hub.close()
-        for task in (*wait_tasks, serve_task):
-            await cancel_task(task)
+async def _serve(server: Server[dict[str, Any]], wire: StandardStreams) -> None:
+    async with stdio_server(wire, wire) as (reading, writing):  # type: ignore[arg-type]
+        await server.run(reading, writing, server.create_initialization_options(CHANGES))

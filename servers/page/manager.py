@@ -126,13 +126,7 @@ class WebInterfaceManager:
 
     async def reset_environment(self, reset_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Reset with the environment's options; return the observation in its wire format."""
-        visit = await self._open_visit()
-        reply, state = await _answer_with_state(visit, Reset(dict(reset_kwargs or {})))
-        visit.episode = EpisodeState(
-            episode_id=state.get("episode_id"), current_observation=reply["observation"]
-        )
-        self._notify_watchers()
-        return reply
+        return await self._play(Reset(dict(reset_kwargs or {})))
 
     async def step_environment(self, action_data: Mapping[str, Any]) -> dict[str, Any]:
         """Take a step; `arguments` given as text, as forms send them, are parsed as JSON."""
@@ -141,26 +135,7 @@ class WebInterfaceManager:
             data["arguments"] = read_json(data["arguments"].encode())
         action = self._decoder.action(data, len(dumps(data)))
         sent = action.model_dump(mode="json", exclude={"metadata"})  # the environment may change it
-        visit = await self._open_visit()
-        reply, state = await _answer_with_state(visit, action)
-        steps = int(state.get("step_count") or 0)
-        log = ActionLog(
-            timestamp=datetime.now().isoformat(),
-            action=sent,
-            observation=reply["observation"],
-            reward=reply["reward"],
-            done=reply["done"],
-            step_count=steps,
-        )
-        visit.episode = EpisodeState(
-            episode_id=state.get("episode_id"),
-            step_count=steps,
-            current_observation=reply["observation"],
-            action_logs=[*visit.episode.action_logs, log][-_MAX_LOGS:],
-            is_reset=False,
-        )
-        self._notify_watchers()
-        return reply
+        return await self._play(action, sent)
 
     def get_state(self) -> dict[str, Any]:
         """Return the state after the visitor's last call; RuntimeError if there was none."""
@@ -174,10 +149,30 @@ class WebInterfaceManager:
         visit = await self._open_visit()
         return await visit.session.perform(AwaitedCall(partial(func, *args, **kwargs), on_loop=False))
 
-    def _notify_watchers(self) -> None:
-        """Wake the watchers after a change."""
-        self._changed.set()
+    async def _play(self, request: Any, action: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Have the visitor's session answer a reset, or a step with this action; return the observation as sent."""
+        visit = await self._open_visit()
+        # Submitted together: no call of another visitor comes between them.
+        replies: tuple[dict[str, Any], dict[str, Any]] = await asyncio.gather(
+            answer_request(visit.session, request, _envelope),
+            answer_request(visit.session, READ_STATE, _state),
+        )
+        reply, state = replies
+        steps, logs = int(state.get("step_count") or 0), []
+        if action is not None:
+            log = ActionLog(timestamp=datetime.now().isoformat(), action=action, step_count=steps, **reply)
+            logs = [*visit.episode.action_logs, log][-_MAX_LOGS:]
+        visit.state = state
+        visit.episode = EpisodeState(
+            episode_id=state.get("episode_id"),
+            step_count=steps,
+            current_observation=reply["observation"],
+            action_logs=logs,
+            is_reset=action is None,
+        )
+        self._changed.set()  # wakes the watchers
         self._changed = asyncio.Event()
+        return reply
 
     def _key(self) -> tuple[str, str]:
         return self.visitor() or _visitor.get()
@@ -280,16 +275,6 @@ class WebInterfaceManager:
 def _object(body: bytes) -> dict[str, Any]:
     data = read_json(body) if body else {}
     return data if isinstance(data, dict) else {}
-
-
-async def _answer_with_state(visit: _Visit, request: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Have a session answer a reset or step; return the observation in its wire format and the state after it."""
-    # Submitted together: no call of another visitor comes between them.
-    reply, state = await asyncio.gather(
-        answer_request(visit.session, request, _envelope), answer_request(visit.session, READ_STATE, _state)
-    )
-    visit.state = state
-    return reply, state
 
 
 def _state(state: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class JsonRpc:
 
     async def _list_tools(self, caller: Caller, params: _Params) -> Any:
         session = self._find(caller, params)
-        declared = self._tooling.declared_tools()
+        declared: Any = self._tooling.list_declared("list_tools")
         if declared is None:
             declared = await self._answer_in_session(caller, session, self._tooling.request_tools)
         return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}

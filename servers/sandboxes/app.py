@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -47,27 +47,48 @@ class _Body(BaseModel, alias_generator=to_camel):
     """A request's body; unknown fields are ignored, since clients of any version may connect."""
 
 
+def _refuse_given(value: Any) -> Any:
+    if value:
+        raise ValueError("this service does not have it; leave it out")
+    return value
+
+
+def _require_memory(value: bool | None) -> bool | None:
+    if value is False:
+        raise ValueError("the memory is always kept; this service has no modes 'filesystem' and 'reboot'")
+    return value
+
+
+Unsupported = Annotated[Any, AfterValidator(_refuse_given)]
+"""Refused, not ignored, since the caller relies on it."""
+
+Memory = Annotated[bool | None, AfterValidator(_require_memory)]
+
+
 class _NewSandbox(_Body):
     template: Annotated[str, StringConstraints(max_length=512)] = Field(alias="templateID")
     timeout: Seconds = DEFAULT_TIMEOUT_S
     metadata: Annotated[dict[Text, Text], Field(max_length=256)] = {}
     env_vars: Annotated[dict[Text, Text], Field(max_length=256, repr=False)] = {}
     auto_pause: bool = False
+    auto_pause_memory: Memory = None
     allow_internet_access: bool | None = Field(None, alias="allow_internet_access")
-    # Unsupported: refused, not ignored, since the caller relies on them.
-    auto_pause_memory: bool | None = None
-    mcp: Any = None
-    network: Any = None
-    iam: Any = None
-    volume_mounts: Any = None
+    mcp: Unsupported = None
+    network: Unsupported = None
+    iam: Unsupported = None
+    volume_mounts: Unsupported = None
 
 
 class _Change(_Body):
-    """A requested change of a sandbox: its timeout, a pause, a snapshot, copies."""
+    """A requested change of a sandbox: its timeout, a pause, a snapshot."""
 
-    timeout: Seconds | None = None
-    memory: bool = True
+    timeout: Seconds = DEFAULT_TIMEOUT_S
+    memory: Memory = True
     name: Text | None = None
+
+
+class _Fork(_Change):
+    timeout: Seconds = DEFAULT_FORK_TIMEOUT_S
     count: Annotated[int, Field(ge=1, le=20)] = 1
 
 
@@ -196,14 +217,6 @@ class SandboxApp(Starlette):
             raise ApiError(404, f"{kind} {name!r} was not found: it has ended, or never was")
         return record
 
-    async def _change(self, request: Request, feature: str) -> tuple[Record, _Change]:
-        """Return the sandbox and the requested change; ApiError if the change would not keep the memory."""
-        record, body = self._find_record(request), await _read(request, _Change)
-        if not body.memory:
-            text = f"expected {feature} that keeps the memory, got another: 'filesystem', 'reboot'"
-            raise ApiError(400, text)
-        return record, body
-
     async def _health(self, request: Request) -> Response:
         if _parse_address(request.scope)[0] is not None:
             self.sandbox_of(request)
@@ -212,13 +225,6 @@ class SandboxApp(Starlette):
 
     async def _create(self, request: Request) -> Response:
         owner, body = self._owner(request), await _read(request, _NewSandbox)
-        for name in ("mcp", "network", "iam", "volume_mounts"):
-            if getattr(body, name):
-                text = f"expected a sandbox without {name}, which this service does not have, got some"
-                raise ApiError(400, text)
-        if body.auto_pause_memory is False:
-            text = "expected pauses that keep the memory, got mode='filesystem', which this service lacks"
-            raise ApiError(400, text)
         record = await self.table.create(
             owner,
             body.template,
@@ -228,7 +234,7 @@ class SandboxApp(Starlette):
             pauses=body.auto_pause,
             allow_internet=body.allow_internet_access is not False,
         )
-        return JSONResponse(self._to_created(record), 201)
+        return JSONResponse(self._to_details(record), 201)
 
     async def _list(self, request: Request) -> Response:
         owner, query = self._owner(request), request.query_params
@@ -252,10 +258,7 @@ class SandboxApp(Starlette):
         return _page(request, [self._to_json(each) for each in records])
 
     async def _get(self, request: Request) -> Response:
-        record = self._find_record(request)
-        lifecycle = {"onTimeout": "pause" if record.pauses else "kill", "autoResume": False}
-        more = {"lifecycle": lifecycle, "allowInternetAccess": record.allow_internet, "domain": self._domain}
-        return JSONResponse({**self._to_json(record), **more, "envdAccessToken": record.token})
+        return JSONResponse(self._to_details(self._find_record(request)))
 
     async def _end(self, request: Request) -> Response:
         await asyncio.shield(self.table.end(self._find_record(request)))
@@ -263,30 +266,28 @@ class SandboxApp(Starlette):
 
     async def _set_timeout(self, request: Request) -> Response:
         record, body = self._find_record(request), await _read(request, _Change)
-        self.table.set_timeout(record, DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout)
+        self.table.set_timeout(record, body.timeout)
         return Response(status_code=204)
 
     async def _connect(self, request: Request) -> Response:
-        record, body = await self._change(request, "a resume")
-        timeout_s = DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout
-        self.table.set_timeout(record, timeout_s, only_longer=True)
+        record, body = self._find_record(request), await _read(request, _Change)
+        self.table.set_timeout(record, body.timeout, only_longer=True)
         await self.table.freeze(record, frozen=False)
-        return JSONResponse(self._to_created(record))
+        return JSONResponse(self._to_details(record))
 
     async def _pause(self, request: Request) -> Response:
-        record, _ = await self._change(request, "a pause")
+        record, _ = self._find_record(request), await _read(request, _Change)
         if record.paused:
             raise ApiError(409, f"Sandbox {record.id} is paused already")
         await self.table.freeze(record, frozen=True)
         return Response(status_code=204)
 
     async def _fork(self, request: Request) -> Response:
-        record, body = await self._change(request, "a fork")
-        timeout_s = DEFAULT_FORK_TIMEOUT_S if body.timeout is None else body.timeout
+        record, body = self._find_record(request), await _read(request, _Fork)
         results: list[dict[str, Any]] = []
         for _ in range(body.count):
             try:
-                results.append({"sandbox": self._to_created(await self.table.fork(record, timeout_s))})
+                results.append({"sandbox": self._to_details(await self.table.fork(record, body.timeout))})
             except ApiError as error:
                 if not results:
                     raise
@@ -294,7 +295,7 @@ class SandboxApp(Starlette):
         return JSONResponse(results, 201)
 
     async def _snapshot(self, request: Request) -> Response:
-        record, body = await self._change(request, "a snapshot")
+        record, body = self._find_record(request), await _read(request, _Change)
         names = () if body.name is None else (body.name,)
         snapshot = await self.table.fork(record, 0, snapshot_of=record.id, names=names)
         return JSONResponse({"snapshotID": snapshot.id, "names": names}, 201)
@@ -309,8 +310,8 @@ class SandboxApp(Starlette):
         ]
         return _page(request, rows)
 
-    def _common_fields(self, record: Record) -> dict[str, Any]:
-        """Return the fields common to all responses about a sandbox."""
+    def _to_json(self, record: Record) -> dict[str, Any]:
+        """Return a sandbox as an entry of a list."""
         assert record.machine is not None
         return {
             "sandboxID": record.id,
@@ -318,18 +319,6 @@ class SandboxApp(Starlette):
             "clientID": "ropewalk",
             "envdVersion": ENVD_VERSION,
             "isolation": record.machine.isolation,
-        }
-
-    def _to_created(self, record: Record) -> dict[str, Any]:
-        """Return the response to the creation of, or a connection to, a sandbox."""
-        tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
-        return {**self._common_fields(record), **tokens, "domain": self._domain}
-
-    def _to_json(self, record: Record) -> dict[str, Any]:
-        """Return a sandbox as an entry of a list or as details."""
-        assert record.machine is not None
-        return {
-            **self._common_fields(record),
             "metadata": record.metadata,
             "startedAt": record.started_at.isoformat(),
             "endAt": record.end_at.isoformat(),
@@ -337,7 +326,15 @@ class SandboxApp(Starlette):
             "cpuCount": max(1, round(record.machine.cpus)),
             "memoryMB": record.machine.memory_bytes // MIB,
             "diskSizeMB": self.table.limits.disk_bytes // MIB,
+            "lifecycle": {"onTimeout": "pause" if record.pauses else "kill", "autoResume": False},
+            "allowInternetAccess": record.allow_internet,
+            "domain": self._domain,
         }
+
+    def _to_details(self, record: Record) -> dict[str, Any]:
+        """Return a sandbox with its tokens, as it is created, connected to or asked for."""
+        tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
+        return {**self._to_json(record), **tokens}
 
 
 def _page(request: Request, rows: list[dict[str, Any]]) -> Response:

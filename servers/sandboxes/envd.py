@@ -66,14 +66,6 @@ def routes(find: Find) -> list[Route]:
 
         return Route(path, endpoint, methods=["POST"])
 
-    def make_passthrough(path: str, op: str, *fields: str) -> Route:
-        """Return a route whose request is passed on to the agent unchanged."""
-
-        async def act(guest: Guest, body: Json) -> Json:
-            return await _plain(guest, op, **{field: body[field] for field in fields})
-
-        return make_unary(path, act)
-
     def make_streaming(path: str, act: "Callable[[Guest, Json, float | None], AsyncIterator[Json]]") -> Route:
         async def endpoint(request: Request) -> Response:
             guest = _guest(find, request)
@@ -105,10 +97,10 @@ def routes(find: Find) -> list[Route]:
         make_unary(process + "SendSignal", _signal),
         make_unary(process + "CloseStdin", lambda guest, body: _plain(guest, "close_stdin", pid=_pid(body))),
         Route(process + "StreamInput", stream_input, methods=["POST"]),
-        make_passthrough(system + "Stat", "stat", "path"),
-        make_passthrough(system + "MakeDir", "mkdir", "path"),
-        make_passthrough(system + "Remove", "remove", "path"),
-        make_passthrough(system + "Move", "move", "source", "destination"),
+        make_unary(system + "Stat", lambda guest, body: _plain(guest, "stat", path=body["path"])),
+        make_unary(system + "MakeDir", lambda guest, body: _plain(guest, "mkdir", path=body["path"])),
+        make_unary(system + "Remove", lambda guest, body: _plain(guest, "remove", path=body["path"])),
+        make_unary(system + "Move", _move),
         make_unary(system + "ListDir", _list_folder),
         make_streaming(system + "WatchDir", _watch_folder),
         make_unary(system + "CreateWatcher", _create_watcher),
@@ -351,6 +343,10 @@ async def _process_events(
 async def _list_folder(guest: Guest, body: Json) -> Json:
     depth = int(body.get("depth") or 1)
     return {"entries": await _listing(guest, "list", path=body.get("path", ""), depth=depth)}
+
+
+async def _move(guest: Guest, body: Json) -> Json:
+    return await _plain(guest, "move", source=body["source"], destination=body["destination"])
 
 
 async def _watch(guest: Guest, body: Json, name: str, *, held: bool) -> None:

@@ -55,7 +55,6 @@ def nothing_left(app: EnvironmentApp) -> bool:
     return not (
         app.sessions.active
         or engine._hubs
-        or engine._connections
         or engine._closing
         or [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_serve"]
     )
@@ -69,8 +68,8 @@ async def test_session_dropped_during_the_handshake_leaves_nothing_behind(
     loop = asyncio.get_running_loop()
 
     class Doomed(_Connection):
-        def __init__(self, session: Any, **options: Any) -> None:
-            super().__init__(session, **options)
+        def __init__(self, session: Any, hub: Any, **options: Any) -> None:
+            super().__init__(session, hub, **options)
             if late:
                 loop.call_soon(app.sessions.drop, session)
             else:
@@ -91,8 +90,8 @@ async def test_concurrent_handshakes_keep_the_connection_limit_of_a_session() ->
         handle = await open_session(address)
         greetings = [greet(address, f"/mcp/{handle}") for _ in range(2 * MAX_CONNECTIONS)]
         assert {reply.status_code for reply in await asyncio.gather(*greetings)} <= {200, 503}
-        (connections,) = engine_of(app)._connections.values()
-        assert len(connections) == MAX_CONNECTIONS
+        (hub,) = engine_of(app)._hubs.values()
+        assert len(hub.peers) == MAX_CONNECTIONS
         await rpc(address, "openenv/session/close", {"session_id": handle})
         await eventually(lambda: nothing_left(app))
 

@@ -83,7 +83,7 @@ async def test_resuming_for_a_reply_too_large_to_keep_gets_an_error() -> None:
                 stream_events = events(reply)
                 await anext(stream_events)
                 last, _ = await anext(stream_events)
-            ((link,),) = [one.values() for one in engine_of(app)._connections.values()]
+            ((link,),) = [one.peers.values() for one in engine_of(app)._hubs.values()]
             before = link.events._last_id
             Vast.go.set()
             await eventually(lambda: link.events._last_id > before)

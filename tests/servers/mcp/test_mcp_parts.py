@@ -21,7 +21,7 @@ from servers.mcp.context import _AnswerRounds
 from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, HeldEvents, RecentEvents
 from servers.mcp.hub import MAX_WAITING, Outbox
 from servers.mcp.replies import Replies
-from servers.mcp.stdio import MAX_READ_AHEAD, _Lines
+from servers.mcp.stdio import StandardStreams
 
 # Events that are kept for those who come back
 
@@ -44,12 +44,12 @@ async def test_recent_events_of_a_connection_are_bounded() -> None:
     start, place, reply = [await recent.store_event("e", message) for message in messages]
     retained = recent.after(start)
     assert retained is not None
-    event_kinds = [(str(event.number), type(event.message)) for event in retained[1]]
+    event_kinds = [(event_id, type(message)) for event_id, message in retained[1].items()]
     # Of what is heavier than all that may be, its place is kept.
     assert event_kinds == [(place, type(None)), (reply, JSONRPCError)]
     one, other = await recent.store_event("b", answer("1")), await recent.store_event("d", answer("2"))
-    assert recent.after(one) == ("b", [])
-    assert recent.after(other) == ("d", [])
+    assert recent.after(one) == ("b", {})
+    assert recent.after(other) == ("d", {})
     heavy = [await recent.store_event("c", answer("x" * (MAX_WEIGHT // 3))) for _ in range(3)]
     assert recent.after(one) is None
     assert recent.after(heavy[0]) is None
@@ -62,11 +62,11 @@ async def test_get_stream_can_resume_until_it_has_missed_an_event() -> None:
     older, last = [await recent.store_event(GET_STREAM_KEY, note) for _ in range(2)]
     for _ in range(MAX_EVENTS):
         await recent.store_event("a call", note)
-    assert recent.after(last) == (GET_STREAM_KEY, [])
+    assert recent.after(last) == (GET_STREAM_KEY, {})
     assert recent.after(older) is None
     assert (newest := await recent.store_event(GET_STREAM_KEY, note))
     assert recent.after(last) is None
-    assert recent.after(newest) == (GET_STREAM_KEY, [])
+    assert recent.after(newest) == (GET_STREAM_KEY, {})
 
 
 async def test_recent_events_of_all_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,20 +205,13 @@ def test_different_question_in_a_later_round_is_asked_again() -> None:
     assert third.answers({"name": NAME}) is None
 
 
-# _Lines of a host, read by a thread that may outlive the loop they are for
+# Lines of a host, read in a thread
 
 
-async def test_lines_are_read_ahead_in_order_up_to_a_limit() -> None:
+async def test_lines_come_in_order_without_those_that_are_empty_or_too_long() -> None:
     reading, writing = os.pipe()
-    lines = _Lines(reading, 100)
-    (thread,) = (one for one in threading.enumerate() if one.name == "lines of MCP")
-    sent = [f"{number}\n" for number in range(3 * MAX_READ_AHEAD)]
-    os.write(writing, "".join(sent).encode())
+    lines = StandardStreams(reading, 1, 100)
+    os.write(writing, b"1\n\n" + b"x" * 250 + b"\n2\n3")
     os.close(writing)
-    received = []
-    async for line in lines:
-        assert lines._lines.qsize() <= MAX_READ_AHEAD
-        received.append(line)
-    assert received == sent
-    thread.join(60)
-    lines._file.close()
+    assert [line async for line in lines] == ["1\n", "2\n", "3"]
+    lines._input.close()
