@@ -108,6 +108,7 @@ class ServerFleet(ABC):
         self._is_own = self._is_started = False  # own: started by this object, or found
         self._starting = threading.Lock()
         self._stopping = threading.Event()
+        self._draining: FleetServer | None = None  # by `autoscale`, until it is idle
 
     @classmethod
     @abstractmethod
@@ -256,32 +257,37 @@ class ServerFleet(ABC):
 
         One is added while clients wait and all others are ready. One leaves, as in `scale`, if a tenth of the slots
         stays free without it, or if there are too many; if clients wait before it is idle, it is started anew once it
-        is.
+        is. One that is to leave at the end is waited for.
 
         Args:
             least: The fewest servers.
             most: The most servers.
             pause: Called before each look; sleeps.
         """
-        draining: FleetServer | None = None
-        while True:
-            pause()
-            try:
-                draining = self._follow_load(least, most, draining)
-            except ProviderError as error:  # of this look; the engine may answer at the next one
-                logger.warning("fleet %s was not resized: %s", self.name, error)
+        try:
+            while True:
+                pause()
+                try:
+                    self._follow_load(least, most)
+                except ProviderError as error:  # of this look; the engine may answer at the next one
+                    logger.warning("fleet %s was not resized: %s", self.name, error)
+        finally:
+            if (draining := self._draining) is not None:  # nobody will look at it again
+                logger.warning("waiting for %s, which leaves, to have no session", draining.name)
+                self.scale(draining.number)
+                self._draining = None
 
-    def _follow_load(self, least: int, most: int, draining: FleetServer | None) -> FleetServer | None:
-        """Add or remove a server if the load says so; return the one that is to leave once it is idle, if any."""
-        servers, load = self.servers(), self.load()
+    def _follow_load(self, least: int, most: int) -> None:
+        """Add or remove a server if the load says so."""
+        servers, load, draining = self.servers(), self.load(), self._draining
         count = len(servers)
         if draining is not None and self._is_idle(draining):
             if draining.number == count - 1 and (not load.waiting or count > most):
                 self._resize(count - 1)
             else:
                 self._uncordon(draining)
-            return None
-        if count < least:
+            self._draining = None
+        elif count < least:
             self._resize(least)
         elif load.waiting and count <= most:
             if count < most and all(server.ready for server in servers):
@@ -289,9 +295,8 @@ class ServerFleet(ABC):
         elif draining is None and (
             count > most or (count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count))
         ):
-            draining = servers[-1]
-            self._cordon(draining)
-        return draining
+            self._draining = servers[-1]
+            self._cordon(servers[-1])
 
     def _find(self, name: str) -> FleetServer:
         for server in self.servers():
