@@ -175,7 +175,7 @@ def test_dropped_settings_of_the_engine_are_named() -> None:
         (lambda: host.update(MemorySwap=-1), "HostConfig.MemorySwap"),
         (lambda: host.update(PidsLimit=None), "HostConfig.PidsLimit"),
         (lambda: host.update(CapDrop=None), "HostConfig.CapDrop"),
-        (lambda: host["Tmpfs"].clear(), "HostConfig.Tmpfs./tmp"),
+        (lambda: host["Tmpfs"].clear(), "HostConfig.Tmpfs"),
         (lambda: host.update(DeviceRequests=None), "HostConfig.DeviceRequests"),
         (lambda: host.update(ReadonlyRootfs=False), "HostConfig.ReadonlyRootfs"),
         (lambda: inspected["Config"].update(Env=["PATH=/bin"]), "Env"),

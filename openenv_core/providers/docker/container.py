@@ -196,9 +196,8 @@ def _remove_forgotten(
 POLL_INTERVAL_S: Final = 0.25
 """How often to check that a starting container is still running."""
 
-FIRST_RESPONSE_TIMEOUT_S: Final = 0.25
-LAST_RESPONSE_TIMEOUT_S: Final = 5.0
-"""Range of the timeout of a health check, which doubles; the engine keeps connections to an ended server open."""
+RESPONSE_TIMEOUT_S: Final = 5.0
+"""Timeout of a health check; the engine keeps connections to an ended server open."""
 
 ORPHAN_SEARCH_S: Final = 2.0
 """How long to look for a container whose creation was interrupted."""
@@ -277,18 +276,29 @@ def start_container(
     publish = serves and options.network != "none" and is_local(engine.address)
     requested = spec(image_id or image, options, companion_process.labels, publish=publish)
     with companion_process.guard_creation(name):
-        container = Container(
-            engine,
-            _create(engine, name, image, requested, companion_process),
-            name,
-            image,
-            options,
-            companion_process,
-        )
+        try:
+            created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
+        except BaseException as error:
+            if isinstance(error, EngineRefusedError) or isinstance(error.__cause__, NOT_REACHED):
+                companion_process.mark_removed(name)
+            else:
+                _forget(engine, name)
+            if isinstance(error, EngineRefusedError):
+                raise _explain(error, image, requested["Image"], options) from error
+            raise
+        container = Container(engine, str(created["Id"]), name, image, options, companion_process)
     try:
-        _run(engine, container, options)
+        try:
+            engine.call("POST", f"/containers/{container.id}/start")
+        except EngineRefusedError as error:
+            raise _explain(error, image, requested["Image"], options) from error
         actual = engine.inspect(container.id)
-        _require_honoured(image, requested, actual)
+        if lost := find_dropped(requested, actual):
+            limited = any("MemorySwap" in line for line in lost)
+            raise OptionUnavailableError(
+                f"expected the Docker engine to honour every option of {image}, got {'; '.join(lost)}; its kernel may "
+                "lack the control group" + ("; swap=None does without a limit on swap" if limited else "")
+            )
         if not serves:
             return container
         bindings = (actual["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
@@ -306,15 +316,10 @@ def start_container(
 def _wait_until_healthy(
     container: Container, port: int, deadline: float, stopping: threading.Event | None
 ) -> None:
-    answer_s = FIRST_RESPONSE_TIMEOUT_S
     next_look = time.monotonic() + POLL_INTERVAL_S
 
     def probe(left_s: float) -> str | None:
-        nonlocal answer_s
-        trouble = health_of(port, min(left_s, answer_s), container.options.token)
-        if trouble is not None and trouble.startswith("TimeoutError"):
-            answer_s = min(2 * answer_s, LAST_RESPONSE_TIMEOUT_S)
-        return trouble
+        return health_of(port, min(left_s, RESPONSE_TIMEOUT_S), container.options.token)
 
     def pause(seconds: float) -> None:
         nonlocal next_look
@@ -357,67 +362,39 @@ def _require_running(container: Container) -> None:
     )
 
 
-def _create(
-    engine: DockerEngine, name: str, image: str, requested: dict[str, Any], companion_process: Companion
-) -> str:
-    try:
-        created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
-    except EngineRefusedError as error:
-        companion_process.mark_removed(name)
-        if error.status == 404 and (used := str(requested["Image"])) != image:
-            raise ImageNotFoundError(
-                f"the image {used} was removed from the Docker engine, which {image} named at first; start again "
-                "what uses it, to use the image of that name now"
-            ) from error
-        if error.status == 404:
-            raise _not_found(image) from error
-        if error.status == 400:
-            raise OptionUnavailableError(
-                f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
-                "change the option that it names"
-            ) from error
-        raise
-    except BaseException as error:
-        if isinstance(error.__cause__, NOT_REACHED):
-            companion_process.mark_removed(name)
-        else:
-            _forget(engine, name)
-        raise
-    return str(created["Id"])
+def _explain(error: EngineRefusedError, image: str, used: str, options: ContainerOptions) -> ProviderError:
+    """Return what it means that the engine does not create or start a container.
 
-
-def _run(engine: DockerEngine, container: Container, options: ContainerOptions) -> None:
-    try:
-        engine.call("POST", f"/containers/{container.id}/start")
-    except EngineRefusedError as error:
-        if options.gpus is not None and "gpu" in error.reason:
-            raise OptionUnavailableError(
-                f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without "
-                f"({error.reason}); install the NVIDIA container toolkit there, or leave gpus out"
-            ) from error
-        if "network" in error.reason and options.network not in ("bridge", "none"):
-            raise OptionUnavailableError(
-                f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
-                f"make it with `docker network create {options.network}`"
-            ) from error
-        raise EngineRefusedError(
-            f"expected the Docker engine to start {container.image}, got: {error.reason}; "
-            "change the option that it names, or see the engine's log",
-            error.status,
-            error.reason,
-        ) from error
-
-
-def _require_honoured(image: str, requested: dict[str, Any], actual: dict[str, Any]) -> None:
-    lost = find_dropped(requested, actual)
-    if lost:
-        hint = (
-            "; swap=None does without a limit on swap" if any("MemorySwap" in line for line in lost) else ""
+    Args:
+        error: Its refusal.
+        image: The image's name.
+        used: Name or id of the image that was requested.
+        options: The container's options.
+    """
+    if options.gpus is not None and "gpu" in error.reason:
+        return OptionUnavailableError(
+            f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without ({error.reason}); install "
+            "the NVIDIA container toolkit there, or leave gpus out"
         )
-        raise OptionUnavailableError(
-            f"expected the Docker engine to honour every option of {image}, got {'; '.join(lost)}; "
-            f"its kernel may lack the control group{hint}"
+    if "network" in error.reason and options.network not in ("bridge", "none"):
+        return OptionUnavailableError(
+            f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
+            f"make it with `docker network create {options.network}`"
         )
+    if error.status == 404 and used == image:
+        return _not_found(image)
+    if error.status == 404:
+        return ImageNotFoundError(
+            f"the image {used} was removed from the Docker engine, which {image} named at first; start again "
+            "what uses it, to use the image of that name now"
+        )
+    text = (
+        f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
+        "change the option that it names, or see the engine's log"
+    )
+    if error.status == 400:
+        return OptionUnavailableError(text)
+    return EngineRefusedError(text, error.status, error.reason)
 
 
 def _forget(engine: DockerEngine, name: str) -> None:
@@ -443,18 +420,14 @@ class ContainerProvider(OwnedServerProvider):
     @property
     def alive(self) -> bool:
         """Whether the container is running; False before the start, True while the engine does not respond."""
-        container = self.container
-        if container is None:
-            return False
         try:
-            return container.alive()
+            return self.container is not None and self.container.alive()
         except ProviderError:
             return True  # unknown; the container may outlive its engine
 
     def output(self) -> str:
         """Return the end of the container's output, and how it ended; "" before the start."""
-        container = self.container
-        if container is None:
+        if (container := self.container) is None:
             return ""
         try:
             state, text = container.end_state(), container.logs()
