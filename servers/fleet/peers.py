@@ -21,7 +21,6 @@ from servers.sessions import REQUEST_WAIT_S
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
-    from websockets.http11 import Response
 
 logger = logging.getLogger("servers")
 
@@ -42,17 +41,7 @@ _DEADLINE_MARGIN_S: Final = 15.0
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """Replies come from the environment; clients accept up to 100 MB."""
 
-_HOP_BY_HOP: Final = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"upgrade",
-        b"expect",
-        b"date",
-    )
-)
+_HOP_BY_HOP: Final = frozenset(b"connection keep-alive transfer-encoding te upgrade expect date".split())
 _HANDSHAKE_HEADERS: Final = (b"host", b"connection", b"upgrade", b"sec-websocket-")
 
 _ABNORMAL: Final = 1006
@@ -79,9 +68,14 @@ class UnixPeers:
         self._connect_s = connect_s
         self._pools: dict[int, httpcore.AsyncConnectionPool] = {}
 
-    async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    async def http(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request and return its response; the client's disconnection cancels the request."""
-        await while_connected(receive, self._request(worker, scope, body, send))
+        body = bytearray()
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                await while_connected(receive, self._request(worker, scope, bytes(body), send))
+                return
 
     async def socket(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay a WebSocket in both directions until it closes."""
@@ -95,7 +89,11 @@ class UnixPeers:
             if peer is None:
                 return
         except InvalidStatus as refused:
-            await _pass_refusal(refused.response, send)
+            response = refused.response
+            kind = (b"content-type", response.headers.get("Content-Type", "text/plain").encode())
+            head = {"status": response.status_code, "headers": [kind]}
+            await send({"type": "websocket.http.response.start", **head})
+            await send({"type": "websocket.http.response.body", "body": response.body or b""})
             return
         except (OSError, TimeoutError, WebSocketException) as error:
             await send({"type": "websocket.accept"})
@@ -228,14 +226,10 @@ async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: 
     finally:
         for task in (up, down):
             task.cancel()
-        await asyncio.wait([up, down])
-    for task in (up, down):
-        if (
-            not task.cancelled()
-            and (error := task.exception()) is not None
-            and not isinstance(error, OSError)
-        ):
-            raise error
+        outcomes = await asyncio.gather(up, down, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception) and not isinstance(outcome, OSError):
+            raise outcome
 
 
 async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
@@ -249,13 +243,12 @@ async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
         except ConnectionClosed:
             # `_relay_to_caller` closes the client's side.
             await asyncio.get_running_loop().create_future()
-    code = message.get("code") or _NORMAL
     if is_break(message):
         peer.transport.abort()  # the worker must see a break too: it may keep the session for a reconnecting client
-    elif code not in (_NO_CODE, _ABNORMAL):
-        await peer.close(code, message.get("reason") or "")
-    elif code == _NO_CODE:
+    elif message["code"] == _NO_CODE:
         await peer.close()
+    else:
+        await peer.close(message["code"], message.get("reason") or "")
 
 
 async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) -> None:
@@ -265,10 +258,7 @@ async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) ->
     try:
         while True:
             frame = await peer.recv()
-            if isinstance(frame, str):
-                await send({"type": "websocket.send", "text": frame})
-            else:
-                await send({"type": "websocket.send", "bytes": frame})
+            await send({"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame})
     except ConnectionClosed as closed:
         if peer.close_code in (None, _ABNORMAL):
             # A reconnecting client learns that the session is gone; an error frame would look like the environment's.
@@ -284,9 +274,3 @@ async def _close_broken(worker: int, error: Exception, send: Send, *, silent: bo
     if not silent:
         await send({"type": "websocket.send", "text": frames.encode_error(SESSION_ERROR, text)})
     await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
-
-
-async def _pass_refusal(response: "Response", send: Send) -> None:
-    headers = [(b"content-type", response.headers.get("Content-Type", "text/plain").encode())]
-    await send({"type": "websocket.http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": response.body or b""})

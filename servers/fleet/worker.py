@@ -173,7 +173,7 @@ def _assemble(plan: WorkerPlan) -> "Assembled":
     slots = app.sessions.slots
     assert isinstance(slots, SharedSlots)
     forwarder = Forwarder(
-        app.serve_admitted,
+        app=app.serve_admitted,
         index=plan.index,
         workers=workers,
         private=plan.private_socket(plan.index),

@@ -484,15 +484,17 @@ async def ask_peer(
     messages: list[Any] = []
     scope = {"type": "http", "method": "GET", "raw_path": b"/", "headers": [(b"host", b"h"), *headers]}
 
+    begin = [{"type": "http.request"}]
+
     async def receive() -> Any:
-        return await asyncio.get_running_loop().create_future()
+        return begin.pop() if begin else await asyncio.get_running_loop().create_future()
 
     async def send(message: Any) -> None:
         messages.append(message)
         if message.get("body"):
             on_body()
 
-    await peers.http(0, scope, b"", receive, send)
+    await peers.http(0, scope, receive, send)
     await peers.close()
     return messages
 
