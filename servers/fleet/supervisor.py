@@ -84,11 +84,10 @@ class Supervisor:
         queue_size = plan.settings.max_waiting
         slots = SlotTable.create(plan.workers, self._columns, queue_size)
         counts = SharedCounts.create(plan.workers)
-        pipes = [os.pipe() for _ in range(plan.workers)]
-        wakers = tuple(write for _, write in pipes)
-        for pipe in pipes:
-            for end in pipe:
-                os.set_blocking(end, False)
+        pipes = [end for _ in range(plan.workers) for end in os.pipe()]
+        wakers = tuple(pipes[1::2])
+        for end in pipes:
+            os.set_blocking(end, False)
         table = SlotTable(slots, plan.workers, self._columns, queue_size, wakers)
         # They are this process's, so that a connection to a worker that is being restarted waits for it.
         private = [socket.socket(socket.AF_UNIX) for _ in range(plan.workers)]
@@ -102,7 +101,7 @@ class Supervisor:
                         private=private[index].fileno(),
                         slots=slots,
                         counts=counts,
-                        waker=pipes[index][0],
+                        waker=pipes[2 * index],
                         wakers=wakers,
                         folder=folder,
                     )
@@ -125,7 +124,7 @@ class Supervisor:
         finally:
             for listener in private:
                 listener.close()
-            for end in (slots, counts, *(end for pipe in pipes for end in pipe)):
+            for end in (slots, counts, *pipes):
                 os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
