@@ -14,7 +14,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import threading
 import time
 import uuid
@@ -101,17 +100,10 @@ def is_gone(other: OwnerProcess) -> bool | None:
 
 def _start(pid: int) -> str | None:
     """Return a process's start time; "" for a zombie, None if unknown."""
-    with suppress(OSError, IndexError):
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The program's name, in parentheses, may contain anything.
-            fields = file.read().rpartition(b")")[2].split()
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        # The program's name, in parentheses, may contain anything.
+        fields = file.read().rpartition(b")")[2].split()
         return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
-    if os.path.exists("/proc/self/stat"):
-        return None
-    with suppress(OSError, subprocess.SubprocessError):
-        ps = ["ps", "-o", "lstart=", "-p", str(pid)]
-        text = subprocess.run(ps, capture_output=True, text=True, timeout=5, check=True).stdout
-        return "".join(each for each in text if each.isalnum()) or None
     return None
 
 
