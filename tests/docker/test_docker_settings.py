@@ -22,7 +22,6 @@ from openenv_core.providers.base import status_of
 from openenv_core.providers.docker import (
     Container,
     DockerEngine,
-    companion,
     start_container,
     sweeper,
 )
@@ -223,13 +222,10 @@ def test_dropped_container_of_an_absent_engine_is_left_to_the_companion(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = DockerEngine(EngineAddress("unix:///nowhere/docker.sock"))
-    ours = companion.ensure(absent.address)
-    with ours.guard_creation("forgotten"):
-        container = Container(absent, "id", "forgotten", "image", ContainerOptions(), ours)
+    container = Container(absent, "id", "forgotten", "image", ContainerOptions())
     del container
     assert "is left to the companion process" in caplog.text
     assert "Traceback" not in capsys.readouterr().err
-    ours.mark_removed("forgotten")
 
 
 def test_absent_engine_and_refused_access_are_different_errors(

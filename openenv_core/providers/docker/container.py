@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,6 @@ from openenv_core.providers.base import (
     wait_healthy,
 )
 from openenv_core.providers.docker import companion
-from openenv_core.providers.docker.companion import Companion
 from openenv_core.providers.docker.engine import DockerEngine, is_local
 from openenv_core.providers.docker.options import ContainerOptions, find_dropped, options_with, spec
 from openenv_core.providers.docker.relay import Relay
@@ -88,7 +87,6 @@ class Container:
         name: Its name.
         image: Its image.
         options: Its options.
-        companion: The process that removes it after this one.
         url: URL of its server.
     """
 
@@ -97,16 +95,12 @@ class Container:
     name: str
     image: str
     options: ContainerOptions
-    companion: Companion
     url: str = ""
 
     def __post_init__(self) -> None:
         self._created_at = time.time()
         self._process = os.getpid()
-        mark_removed = self._mark_removed = partial(self.companion.mark_removed, self.name)
-        self._removal = weakref.finalize(
-            self, _remove_forgotten, self.engine, self.id, self._process, mark_removed
-        )
+        self._removal = weakref.finalize(self, _remove_forgotten, self.engine, self.id, self._process)
         # At exit the companion removes all remaining containers at once.
         self._removal.atexit = False
         self._relay: Relay | None = None
@@ -165,7 +159,6 @@ class Container:
             self._relay.close()
         self.engine.remove(self.id, grace_s=grace_s)
         self._removal.detach()
-        self._mark_removed()
 
     def relay_failure(self) -> str | None:
         """Return why the relay, if any, has ended; None while it is running."""
@@ -178,9 +171,7 @@ class Container:
         return self._relay.port
 
 
-def _remove_forgotten(
-    engine: DockerEngine, container: str, process: int, on_gone: Callable[[], None]
-) -> None:
+def _remove_forgotten(engine: DockerEngine, container: str, process: int) -> None:
     """Remove a container that was not closed; in a fork of its owner, do nothing."""
     if os.getpid() != process:
         return
@@ -189,8 +180,6 @@ def _remove_forgotten(
     except ProviderError as error:
         # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
-    else:
-        on_gone()
 
 
 POLL_INTERVAL_S: Final = 0.25
@@ -201,9 +190,6 @@ RESPONSE_TIMEOUT_S: Final = 5.0
 
 ORPHAN_SEARCH_S: Final = 2.0
 """How long to look for a container whose creation was interrupted."""
-
-NOT_REACHED: Final = (FileNotFoundError, ConnectionRefusedError, PermissionError)
-"""Exceptions of requests that did not reach an engine."""
 
 
 class PinnedImage:
@@ -269,24 +255,21 @@ def start_container(
     engine = engine or DockerEngine.find()
     deadline = time.monotonic() + options.start_timeout_s
     engine.client()  # raises before there is a companion, if there is no engine or no SDK
-    companion_process = companion.ensure(engine.address)
+    owner = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
     # A port is published on the loopback interface of the engine's machine.
     publish = serves and options.network != "none" and is_local(engine.address)
-    requested = spec(image_id or image, options, companion_process.labels, publish=publish)
-    with companion_process.guard_creation(name):
+    requested = spec(image_id or image, options, owner.labels, publish=publish)
+    with owner.guard_creation(name):
         try:
             created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
-        except BaseException as error:
-            if isinstance(error, EngineRefusedError) or isinstance(error.__cause__, NOT_REACHED):
-                companion_process.mark_removed(name)
-            else:
-                _forget(engine, name)
-            if isinstance(error, EngineRefusedError):
-                raise _explain(error, image, requested["Image"], options) from error
+        except EngineRefusedError as error:
+            raise _explain(error, image, requested["Image"], options) from error
+        except BaseException:
+            _forget(engine, name)
             raise
-        container = Container(engine, str(created["Id"]), name, image, options, companion_process)
+        container = Container(engine, str(created["Id"]), name, image, options)
     try:
         try:
             engine.call("POST", f"/containers/{container.id}/start")

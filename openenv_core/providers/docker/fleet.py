@@ -131,8 +131,6 @@ class DockerFleet(ServerFleet):
     def _remove(self, servers: list[FleetServer], grace_s: int) -> None:
         for server in servers:
             self._engine.remove(server.name, grace_s=grace_s)
-            if not self._detached:
-                companion.ensure(self._engine.address).mark_removed(server.name)
 
 
 def _free_port() -> int:
