@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, Self
 
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.providers.base import hold_stopped
+from openenv_core.providers.base import OwnedServerProvider
 from openenv_core.proxies import client_for
 
 logger = logging.getLogger("openenv_core")
@@ -73,7 +73,7 @@ class Load:
     waiting: int
 
 
-class ServerFleet(ABC):
+class ServerFleet(OwnedServerProvider):
     """Equal servers of one environment; an engine restarts those that die.
 
     A fleet is a provider: a client that gets it as `provider` starts it, has the URLs of all its servers, and stops it
@@ -96,6 +96,7 @@ class ServerFleet(ABC):
     """
 
     def __init__(self, servers: int, name: str | None, token: str | None) -> None:
+        super().__init__()
         if servers < 1:
             raise ConfigurationError(f"expected at least 1 server, got {servers}")
         self.name = name or f"env-{secrets.token_hex(4)}"
@@ -105,8 +106,7 @@ class ServerFleet(ABC):
             )
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
-        self._is_own = self._is_started = False  # own: started by this object, or found
-        self._starting = threading.Lock()
+        self._is_own = False  # started by this object, or found
         self._stopping = threading.Event()
         self._draining: FleetServer | None = None  # by `autoscale`, until it is idle
 
@@ -155,46 +155,33 @@ class ServerFleet(ABC):
         Raises:
             ProviderError: They were not ready in time, `stop` was called meanwhile, or there is a fleet of this name.
         """
-        with self._starting:
-            if self._is_started:
-                self.wait_ready(1)
-                return self.urls()[0]
-            if self.servers():
-                raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
-            self._is_own = self._is_started = True
-            try:
-                self._resize(self._size)
-                self.wait_ready(self._size)
-            except BaseException:
-                self._end()
-                self._is_own = self._is_started = False
-                raise
-            return self.urls()[0]
+        super().start()
+        self.wait_ready(1)
+        return self.urls()[0]
 
-    def stop(self) -> None:
-        """Stop all servers, whatever their sessions do. Idempotent.
+    def _launch(self) -> str:
+        self._stopping.clear()
+        self._is_own = False  # a start that is refused ends nothing
+        if self.servers():
+            raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
+        self._is_own = True
+        self._resize(self._size)
+        self.wait_ready(self._size)
+        return self.urls()[0]
 
-        Leaves a fleet of the same name alone that this object has neither started nor found.
+    def _interrupt(self) -> None:
+        self._stopping.set()
 
-        Makes a start in progress in another thread fail.
-        """
-        with hold_stopped(self._stopping.set, self._starting):
-            self._stopping.clear()
-            if self._is_own:
-                self._end()
-                self._is_own = self._is_started = False
+    def _stop(self) -> None:
+        """Stop all servers, whatever their sessions do, unless this object has neither started nor found them."""
+        if self._is_own:
+            self._end()
+        self._is_own, self.url = False, None
 
     def _adopt(self) -> Self:
         """Take the running fleet of this name for one's own, which `stop` ends; return this object."""
         self._is_own = True
         return self
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def urls(self) -> list[str]:
         """Return the URLs of the servers that are ready."""
