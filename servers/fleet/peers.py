@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -29,11 +28,8 @@ _CONNECT_TIMEOUT_S: Final = 5.0
 _KEEPALIVE_EXPIRY_S: Final = 30.0
 """How long an unused connection is kept: less than the server keeps it, so that the server never closes it first."""
 
-_START_POLL_INTERVAL_S: Final = 0.02
-"""Interval of checks for the socket of a worker that is starting."""
-
-_STREAM_SILENCE_TIMEOUT_S: Final = 60.0
-"""Seconds of silence on a stream after which its worker is presumed dead; a live one sends something every 15."""
+_MIN_SILENCE_TIMEOUT_S: Final = 60.0
+"""Least seconds of silence in a response after which its worker is presumed dead; streams send something every 15."""
 
 _DEADLINE_MARGIN_S: Final = 15.0
 """Seconds beyond a step's deadline, so that the worker itself can report that the deadline has passed."""
@@ -57,15 +53,11 @@ class UnixPeers:
         path: Returns the path of a worker's socket.
         reply_s: Seconds that a worker may take to reply, beside a wait for a slot, or between two pieces of a response;
             None: no limit.
-        connect_s: Seconds to connect to a worker, which may still be starting.
     """
 
-    def __init__(
-        self, path: Callable[[int], str], reply_s: float | None, connect_s: float = _CONNECT_TIMEOUT_S
-    ) -> None:
+    def __init__(self, path: Callable[[int], str], reply_s: float | None) -> None:
         self._path = path
         self._reply_s = None if reply_s is None else reply_s + _DEADLINE_MARGIN_S
-        self._connect_s = connect_s
         self._pools: dict[int, httpcore.AsyncConnectionPool] = {}
 
     async def http(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,8 +75,6 @@ class UnixPeers:
 
         await receive()  # websocket.connect
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await _wait_for_socket(self._path(worker))
             peer = await while_connected(receive, self._connect(worker, scope))
             if peer is None:
                 return
@@ -126,10 +116,8 @@ class UnixPeers:
         target = scope["raw_path"] + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=b"http", host=b"worker", port=None, target=target)
         wait_s = wait_of(scope["headers"], REQUEST_WAIT_S)
-        started = is_event_stream = False
+        started = False
         try:
-            async with asyncio.timeout(self._connect_s):
-                await _wait_for_socket(self._path(worker))
             async with (
                 asyncio.timeout(None if self._reply_s is None else self._reply_s + wait_s) as deadline,
                 self._pool(worker).stream(
@@ -137,24 +125,22 @@ class UnixPeers:
                     url,
                     headers=headers,
                     content=body,
-                    extensions={"timeout": {"connect": self._connect_s}},
+                    extensions={"timeout": {"connect": _CONNECT_TIMEOUT_S}},
                 ) as response,
             ):
                 dropped = _HOP_BY_HOP
                 if any(name.lower() == b"transfer-encoding" for name, _ in response.headers):
                     dropped |= {b"content-length"}  # beside it a length is void (RFC 9112)
-                headers_kept = _without(response.headers, dropped)
-                kind = dict(headers_kept).get(b"content-type", b"")
-                started, is_event_stream = True, kind.startswith(b"text/event-stream")
-                await send(
-                    {"type": "http.response.start", "status": response.status, "headers": headers_kept}
-                )
+                head = {"status": response.status, "headers": _without(response.headers, dropped)}
+                started = True
+                await send({"type": "http.response.start", **head})
                 async for chunk in response.aiter_stream():
                     deadline.reschedule(None)  # the client may read slowly
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                     if self._reply_s is not None:
-                        silence_s = _STREAM_SILENCE_TIMEOUT_S if is_event_stream else self._reply_s
+                        silence_s = max(self._reply_s, _MIN_SILENCE_TIMEOUT_S)
                         deadline.reschedule(asyncio.get_running_loop().time() + silence_s)
+                await send({"type": "http.response.body", "body": b""})
         except (OSError, TimeoutError, httpcore.NetworkError, httpcore.ProtocolError) as error:
             reason = str(error) or type(error).__name__
             logger.warning("worker %d did not answer: %s", worker, reason)
@@ -164,11 +150,7 @@ class UnixPeers:
                     "sessions are gone: reset"
                 )
                 await send_refusal(HttpRefusalError(502, text), scope, send)
-            if not is_event_stream:
-                return True  # the server then drops the connection if the response is incomplete
-        # If the worker dies after its stream has begun, the stream ends without the reply, which the client notices.
-        await send({"type": "http.response.body", "body": b""})
-        return True
+        return True  # if the response is incomplete, the server drops the connection
 
     def _pool(self, worker: int) -> httpcore.AsyncConnectionPool:
         if worker not in self._pools:
@@ -204,15 +186,6 @@ class UnixPeers:
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in headers if name.lower() not in names]
-
-
-async def _wait_for_socket(path: str) -> None:
-    """Wait, without a limit, until the socket file of a worker exists: the worker may start later than this one.
-
-    The file of a dead worker still exists, but refuses connections. Abstract sockets (of Linux) need no file.
-    """
-    while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - stat does not block, and there is no event to wait for
-        await asyncio.sleep(_START_POLL_INTERVAL_S)
 
 
 async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: Send) -> None:

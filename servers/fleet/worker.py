@@ -84,16 +84,14 @@ def _remove_leftovers(plan: WorkerPlan) -> None:
 
 def _take_plan() -> tuple[WorkerPlan, int]:
     lifeline = os.dup(0)  # not inheritable
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(lifeline, 1)  # one byte at a time, to read nothing beyond the line
-        if not byte:
-            sys.exit(0)  # the supervisor has ended already
-        line += byte
+    with open(lifeline, "rb", buffering=0, closefd=False) as stream:
+        line = stream.readline()  # which reads nothing beyond the line
+    if not line.endswith(b"\n"):
+        sys.exit(0)  # the supervisor has ended already
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return WorkerPlan.from_json(bytes(line)), lifeline
+    return WorkerPlan.from_json(line), lifeline
 
 
 def _serve(plan: WorkerPlan, lifeline: int) -> int:
