@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from free_ports import free_port
-from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner
+from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner, pids_of
 
 from openenv_core import (
     ConfigurationError,
@@ -185,8 +185,8 @@ def test_death_of_a_running_server_is_detected(engine: DockerEngine, hostile_ima
         assert companion_pids == [companion.ensure(engine.address).pid]
         assert provider.alive
         assert provider.container is not None
-        assert len(provider.container.pids()) >= 2  # init and the server
-        os.kill(provider.container.pids()[0], signal.SIGKILL)
+        assert len(pids_of(provider.container)) >= 2  # init and the server
+        os.kill(pids_of(provider.container)[0], signal.SIGKILL)
         eventually(lambda: not provider.alive)
         assert "[the container ended with exit code 137]" in provider.output()
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ DEFAULT_SOCKET: Final = "/var/run/docker.sock"
 
 
 def find_engine() -> EngineAddress:
-    """Return the engine's address, from DOCKER_HOST, the current context or the usual socket.
+    """Return the engine's address, from DOCKER_HOST, the current context or the default socket.
 
     Raises:
         ConfigurationError: The address is invalid or not supported.
@@ -47,7 +46,7 @@ def find_engine() -> EngineAddress:
     name = os.environ.get("DOCKER_CONTEXT") or _read_docker_config().get("currentContext") or "default"
     if name != "default":
         return _of_context(str(name))
-    return EngineAddress(f"unix://{_usual_socket()}")
+    return EngineAddress(f"unix://{DEFAULT_SOCKET}")
 
 
 def is_local(address: EngineAddress) -> bool:
@@ -105,15 +104,6 @@ def _of_context(name: str) -> EngineAddress:
         ),
         f"the Docker context {name!r}",
     )
-
-
-def _usual_socket() -> str:
-    places = [DEFAULT_SOCKET]
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        places.append(f"{runtime}/docker.sock")
-    if sys.platform == "darwin":
-        places.append(str(Path(os.path.expanduser("~")) / ".docker" / "run" / "docker.sock"))
-    return next((place for place in places if os.path.exists(place)), DEFAULT_SOCKET)
 
 
 HOW_TO: Final = (
@@ -176,7 +166,7 @@ class DockerEngine:
 
     @classmethod
     def find(cls) -> "DockerEngine":
-        """Return the engine named by DOCKER_HOST, the current context or the usual socket.
+        """Return the engine named by DOCKER_HOST, the current context or the default socket.
 
         Raises:
             ConfigurationError: The address is invalid or not supported.
