@@ -186,15 +186,15 @@ class Supervisor:
         """Run one worker process until it exits."""
         worker.output, plan = b"", worker.plan
         ours, theirs = socket.socketpair()
-        with ours, theirs:
-            process = worker.process = await asyncio.create_subprocess_exec(
-                *module_command("servers.fleet.worker"),
-                stdin=theirs,
-                pass_fds=(plan.listener, plan.private, plan.slots, plan.counts, plan.waker, *plan.wakers),
-            )
-            theirs.close()
-            # It stays open: end of file tells the worker that this process is gone.
-            reader, writer = await asyncio.open_connection(sock=ours)
+        # It stays open: end of file tells the worker that this process is gone.
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            with theirs:
+                process = worker.process = await asyncio.create_subprocess_exec(
+                    *module_command("servers.fleet.worker"),
+                    stdin=theirs,
+                    pass_fds=(plan.listener, plan.private, plan.slots, plan.counts, plan.waker, *plan.wakers),
+                )
             writer.write(plan.to_json() + b"\n")
             if self._stopping.is_set():  # set while the worker was being started
                 worker.signal(signal.SIGTERM)
@@ -202,6 +202,7 @@ class Supervisor:
             await process.wait()
             await asyncio.wait([reading], timeout=REPORT_TIMEOUT_S)
             reading.cancel()
+        finally:
             writer.close()
 
     async def _read_report(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
