@@ -293,21 +293,35 @@ class DockerPool:
         with self._changed:
             self._wait_ready(ready, time.monotonic() + timeout_s, timeout_s)
 
-    def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolLease:
+    def lease(self, timeout_s: float = LEASE_TIMEOUT_S, stopping: threading.Event | None = None) -> PoolLease:
         """Lease a healthy container.
 
         Args:
             timeout_s: Seconds to wait for a container. If one is ready, leasing takes a few milliseconds.
+            stopping: Aborts the wait when set.
 
         Raises:
             PoolTimeoutError: No container was free in time; the message has the pool's state.
             PoolError: The pool was closed.
         """
-        return self._take(timeout_s, None)
+        self.start()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                self._wait_ready(1, deadline, timeout_s, stopping)
+                # The oldest, because it is the most likely to have settled.
+                slot = min(self._in("ready"), key=lambda slot: slot.ready_at)
+                slot.phase, container = "used", slot.container
+            assert container is not None
+            # If an interrupt ends the check, the lease is dropped, and so returned.
+            lease = PoolLease(container, partial(slot.ended.put, None))
+            if healthy(container, LEND_HEALTH_TIMEOUT_S):
+                return lease
+            lease.close()  # it has died since the last health check
 
     def provider(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolProvider:
         """Return a provider that leases a container when a client starts, and returns it when the client is closed."""
-        return PoolProvider(self._take, timeout_s)
+        return PoolProvider(self.lease, timeout_s)
 
     def client(
         self,
@@ -363,22 +377,6 @@ class DockerPool:
 
     def _in(self, phase: _Phase) -> list[_Slot]:
         return [slot for slot in self._slots if slot.phase == phase]
-
-    def _take(self, timeout_s: float, stopping: threading.Event | None) -> PoolLease:
-        self.start()
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with self._changed:
-                self._wait_ready(1, deadline, timeout_s, stopping)
-                # The oldest, because it is the most likely to have settled.
-                slot = min(self._in("ready"), key=lambda slot: slot.ready_at)
-                slot.phase, container = "used", slot.container
-            assert container is not None
-            # If an interrupt ends the check, the lease is dropped, and so returned.
-            lease = PoolLease(container, partial(slot.ended.put, None))
-            if healthy(container, LEND_HEALTH_TIMEOUT_S):
-                return lease
-            lease.close()  # it has died since the last health check
 
     def _wait_ready(
         self, ready: int, deadline: float, timeout_s: float, stopping: threading.Event | None = None
