@@ -8,7 +8,6 @@ slot may be free.
 
 import asyncio
 import fcntl
-import logging
 import mmap
 import os
 import time
@@ -20,18 +19,14 @@ from typing import Final
 from servers.metrics import create_unnamed_file
 from servers.sessions.slots import FullError, SessionSlots
 
-logger = logging.getLogger("servers")
-
 _NUMBER_BYTES: Final = 8
 _HEAD, _HEARTBEAT, _ENDING, _WAITING, _COUNTS = range(5)
 """Places in a worker's row, the last one of its first count."""
 
-LOCK_TIMEOUT_S: Final = 0.5
+LOCK_TIMEOUT_S: Final = 0.1
 """Seconds to wait for the lock, which is normally held for microseconds; a holder beyond that is not running."""
 POLL_INTERVAL_S: Final = 0.0005
 """Interval of attempts to acquire the lock."""
-LOCK_BACKOFF_S: Final = 5.0
-"""Seconds after a timeout during which this process does not wait for the lock again."""
 
 HEARTBEAT_INTERVAL_S: Final = 1.0
 """Interval at which a worker checks its queue if nothing wakes it."""
@@ -65,7 +60,6 @@ class SlotTable:
         self.rows = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         self.counts = [row[_COUNTS : _COUNTS + columns] for row in self.rows]
         self.arrivals = [row[_COUNTS + columns :] for row in self.rows]
-        self._next_wait_at = 0.0
 
     @staticmethod
     def size(workers: int, columns: int, queue_size: int) -> int:
@@ -92,19 +86,13 @@ class SlotTable:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
-        started_at = time.monotonic()
-        while True:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while time.monotonic() < deadline:
             with suppress(BlockingIOError):
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            if (now := time.monotonic()) - started_at > LOCK_TIMEOUT_S or now < self._next_wait_at:
-                if now >= self._next_wait_at:
-                    logger.warning(
-                        "the lock of the slots is held by a process that is not running; continuing without it"
-                    )
-                    self._next_wait_at = now + LOCK_BACKOFF_S
-                return False
             time.sleep(POLL_INTERVAL_S)
+        return False
 
     def dequeue(self, worker: int, arrival: int) -> None:
         """Remove a newcomer from its worker's queue, if it is there."""
