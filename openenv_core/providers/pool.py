@@ -390,12 +390,16 @@ class DockerPool:
             if state.ready >= ready:
                 return
             left_s = deadline - time.monotonic()
-            failure, got = state.last_failure, f"expected {ready} containers to be ready, got {state.ready}"
+            failure = state.last_failure
             if isinstance(failure, PERMANENT_ERRORS) and not state.starting and not state.used:
-                raise PoolTimeoutError(f"{got}, and no wait will bring one: {state}") from failure
+                raise PoolTimeoutError(
+                    f"expected {ready} ready, got {state.ready}, and no wait will bring one: {state}"
+                ) from failure
             if left_s <= 0:
                 hint = "see the failure" if failure else "give containers back, or raise size or timeout_s"
-                raise PoolTimeoutError(f"{got} within {timeout_s:g} s: {state}; {hint}") from failure
+                raise PoolTimeoutError(
+                    f"expected {ready} ready within {timeout_s:g} s, got {state.ready}: {state}; {hint}"
+                ) from failure
             self._changed.wait(min(left_s, POLL_INTERVAL_S))
 
     def _start_container(self) -> Container:

@@ -1,5 +1,6 @@
 """Container settings without an engine: options, addresses, owners, dropped limits, health checks, providers."""
 
+import gc
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from openenv_core.providers.base import status_of
 from openenv_core.providers.docker import (
     Container,
     DockerEngine,
+    LocalDockerProvider,
     start_container,
     sweeper,
 )
@@ -188,7 +190,7 @@ def test_dropped_settings_of_the_engine_are_named() -> None:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "XDG_RUNTIME_DIR"):
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     return tmp_path
@@ -219,11 +221,15 @@ def test_engine_address_comes_from_environment_context_or_default(
 
 
 def test_dropped_container_of_an_absent_engine_is_left_to_the_companion(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     absent = DockerEngine(EngineAddress("unix:///nowhere/docker.sock"))
     container = Container(absent, "id", "forgotten", "image", ContainerOptions())
-    del container
+    monkeypatch.setattr("openenv_core.providers.docker.container.start_container", lambda *_, **__: container)
+    LocalDockerProvider("image").start()
+    gc.collect()
     assert "is left to the companion process" in caplog.text
     assert "Traceback" not in capsys.readouterr().err
 

@@ -88,6 +88,7 @@ class Container:
         image: Its image.
         options: Its options.
         url: URL of its server.
+        relay: The way into it if it has no published port.
     """
 
     engine: DockerEngine
@@ -100,10 +101,8 @@ class Container:
     def __post_init__(self) -> None:
         self._created_at = time.time()
         self._process = os.getpid()
-        self._removal = weakref.finalize(self, _remove_forgotten, self.engine, self.id, self._process)
-        # At exit the companion removes all remaining containers at once.
-        self._removal.atexit = False
-        self._relay: Relay | None = None
+        self._is_removed = False
+        self.relay: Relay | None = None
 
     def __repr__(self) -> str:
         return f"Container({self.name!r}, image={self.image!r}, url={self.url!r})"
@@ -113,9 +112,7 @@ class Container:
         try:
             return bool(self.engine.inspect(self.id)["State"]["Running"])
         except EngineRefusedError as error:
-            if error.status == 404:
-                return False
-            raise
+            return error.status != 404
 
     def state(self) -> ContainerState:
         """Return the state of the container."""
@@ -141,42 +138,24 @@ class Container:
         """Return the last lines of the container's output, at most 16 KiB."""
         return self.engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
 
-    def pids(self) -> list[int]:
-        """Return the pids, on the engine's machine, of the container's processes."""
-        top = self.engine.call("GET", f"/containers/{self.id}/top")
-        column = top["Titles"].index("PID")
-        return [int(process[column]) for process in top["Processes"] or ()]
-
     def remove(self, grace_s: float = 0.0) -> None:
         """Stop the container and remove it with its anonymous volumes. Idempotent; call it again if it fails.
 
         Args:
             grace_s: Seconds that the server has to shut down.
         """
-        if not self._removal.alive or os.getpid() != self._process:
-            return
-        if self._relay is not None:
-            self._relay.close()
+        if self._is_removed or os.getpid() != self._process:
+            return  # a fork leaves it to its owner
+        if self.relay is not None:
+            self.relay.close()
         self.engine.remove(self.id, grace_s=grace_s)
-        self._removal.detach()
-
-    def relay_failure(self) -> str | None:
-        """Return why the relay, if any, has ended; None while it is running."""
-        return None if self._relay is None else self._relay.failure()
-
-    def start_relay(self) -> int:
-        """Start a relay, which needs no network in the container, and return its port."""
-        self._relay = Relay(self.engine, self.id, self.options.port, self.options.host_port)
-        weakref.finalize(self, self._relay.close).atexit = False
-        return self._relay.port
+        self._is_removed = True
 
 
-def _remove_forgotten(engine: DockerEngine, container: str, process: int) -> None:
-    """Remove a container that was not closed; in a fork of its owner, do nothing."""
-    if os.getpid() != process:
-        return
+def _remove_forgotten(container: Container) -> None:
+    """Remove a container whose provider was not stopped."""
     try:
-        engine.remove(container)
+        container.remove()
     except ProviderError as error:
         # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
@@ -253,7 +232,6 @@ def start_container(
     """
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
-    deadline = time.monotonic() + options.start_timeout_s
     engine.client()  # raises before there is a companion, if there is no engine or no SDK
     owner = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
@@ -286,8 +264,10 @@ def start_container(
             return container
         bindings = (actual["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
         port = next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
-        port = port or container.start_relay()
-        _wait_until_healthy(container, port, deadline, stopping)
+        if port is None:
+            container.relay = Relay(engine, container.id, options.port, options.host_port)
+            port = container.relay.port
+        _wait_until_healthy(container, port, stopping)
         container.url = f"http://{LOOPBACK}:{port}"
     except BaseException:
         with suppress(ProviderError):  # report the original error; the companion keeps trying
@@ -296,9 +276,7 @@ def start_container(
     return container
 
 
-def _wait_until_healthy(
-    container: Container, port: int, deadline: float, stopping: threading.Event | None
-) -> None:
+def _wait_until_healthy(container: Container, port: int, stopping: threading.Event | None) -> None:
     next_look = time.monotonic() + POLL_INTERVAL_S
 
     def probe(left_s: float) -> str | None:
@@ -310,7 +288,7 @@ def _wait_until_healthy(
             raise ServerStartError(f"expected {container.image} to start, but it was stopped meanwhile")
         if time.monotonic() >= next_look:
             _require_running(container)
-            if (reason := container.relay_failure()) is not None:
+            if container.relay is not None and (reason := container.relay.failure) is not None:
                 raise ServerStartError(
                     f"expected a way into {container.image}, which has no published port, got: {reason}",
                     container.logs(),
@@ -318,16 +296,8 @@ def _wait_until_healthy(
             next_look = time.monotonic() + POLL_INTERVAL_S
         time.sleep(seconds)
 
-    trouble = wait_healthy(probe, deadline - time.monotonic(), pause)
-    if trouble is None:
-        return
-    _require_running(container)
-    raise ServerStartError(
-        f"expected {container.image} to be healthy on port {container.options.port} within "
-        f"{container.options.start_timeout_s:g} s, got {trouble}; raise start_timeout_s if it needs longer, "
-        "or name the port where it listens",
-        container.logs(),
-    )
+    server = f"{container.image} on port {container.options.port}"
+    wait_healthy(server, probe, container.options.start_timeout_s, pause, output=container.logs)
 
 
 def _require_running(container: Container) -> None:
@@ -467,7 +437,10 @@ class LocalDockerProvider(ContainerProvider):
         self.options = options_with(options, fields)
 
     def _take(self) -> Container:
-        return start_container(self.image, self.options, stopping=self._stopping)
+        container = start_container(self.image, self.options, stopping=self._stopping)
+        # At exit the companion removes all remaining containers at once.
+        weakref.finalize(self, _remove_forgotten, container).atexit = False
+        return container
 
     def _give_back(self, container: Container) -> None:
         container.remove(self.options.stop_timeout_s)

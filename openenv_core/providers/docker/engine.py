@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -334,15 +334,12 @@ class DockerEngine:
         async def read_all() -> bool:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await attach(self.address, exec_id)
-            try:
+            with closing(writer), suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while len(output) < most and (piece := await reader.read_any()):
                         output.extend(piece)
-                return len(output) < most
-            except TimeoutError:
-                return False
-            finally:
-                writer.close()
+                    return len(output) < most
+            return False
 
         with self._translate_errors(f"POST /exec/{exec_id}/start", timeout_s):
             ended = run_async_safely(read_all())
@@ -375,14 +372,10 @@ class DockerEngine:
             key: value if isinstance(value, str) else json.dumps(value)
             for key, value in (query or {}).items()
         }
-        is_archive = isinstance(body, bytes)
-        headers = {"Content-Type": "application/x-tar" if is_archive else "application/json"}
-        sent = body if body is None or is_archive else json.dumps(body)
+        content = {"data": body} if isinstance(body, bytes) else {"json": body}
         with (
             self._translate_errors(f"{method} {path}", timeout_s),
-            client.request(
-                method, url, params, sent, headers if sent else None, timeout=timeout_s, stream=True
-            ) as response,
+            client.request(method, url, params=params, timeout=timeout_s, stream=True, **content) as response,
         ):
             data = bytearray()
             for piece in response.iter_content(1 << 16):
