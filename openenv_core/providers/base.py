@@ -382,7 +382,7 @@ def describe_death(provider: Provider) -> str:
     attribute `death_s`.
     """
     within_s = getattr(provider, "death_s", EXIT_WAIT_S)
-    if not has_died(provider, within_s=within_s) or not isinstance(provider, WatchedProvider):
+    if not isinstance(provider, WatchedProvider) or not has_died(provider, within_s=within_s):
         return ""
     output = provider.output().rstrip()
     return "; the server's process has ended" + (

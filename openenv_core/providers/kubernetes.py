@@ -66,7 +66,8 @@ class ClusterFleet(ServerFleet):
     ) -> None:
         super().__init__(servers, name, token)
         self._namespace, self._detached = namespace, detached
-        self._core, self._custom = kubernetes.client.CoreV1Api(), custom_objects()
+        self._core: Any = kubernetes.client.CoreV1Api()  # its stubs take every field for optional
+        self._custom = custom_objects()
 
     def _cordon(self, server: FleetServer) -> None:
         """Do nothing: no process of ours can signal a server there."""

@@ -167,15 +167,10 @@ class PoolProvider(ContainerProvider):
     def __init__(self, lease: Callable[[float, threading.Event], PoolLease], timeout_s: float) -> None:
         super().__init__()
         self._acquire, self._timeout_s = lease, timeout_s
-        self._lease: PoolLease | None = None
 
-    def _take(self) -> Container:
-        self._lease = self._acquire(self._timeout_s, self._stopping)
-        return self._lease.container
-
-    def _give_back(self, container: object) -> None:
-        assert self._lease is not None
-        self._lease.close()
+    def _take(self) -> tuple[Container, Callable[[], None]]:
+        lease = self._acquire(self._timeout_s, self._stopping)
+        return lease.container, lease.close
 
 
 _Phase: TypeAlias = Literal["missing", "starting", "ready", "used", "leaving"]

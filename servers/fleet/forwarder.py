@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openenv_core.protocol.batch import RESUME, SNAPSHOT
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.peers import UnixPeers
-from servers.fleet.worker import WorkerPlan
 from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request, read_rpc
 from servers.page import PAGE_PATH
 from servers.page.manager import WEB_SESSION
@@ -55,13 +54,17 @@ class Forwarder:
 
     Attributes:
         app: This worker's application.
-        plan: This worker's plan.
+        index: This worker's index.
+        workers: Number of workers.
+        private: The path of this worker's private socket.
         peers: The connections to the other workers.
         find_free_worker: Returns a worker with room for a new session if this one has none, otherwise None.
     """
 
     app: ASGIApp
-    plan: WorkerPlan
+    index: int
+    workers: int
+    private: str
     peers: UnixPeers
     find_free_worker: Callable[[], int | None]
 
@@ -73,7 +76,7 @@ class Forwarder:
             return
         server, worker = scope.get("server"), None
         if server is None or server[0] != self.plan.private_socket(
-            self.plan.index
+            self.index
         ):  # the public socket may be a Unix socket too
             if scope["type"] == "websocket":
                 worker = self._place_socket(scope)
@@ -123,8 +126,8 @@ class Forwarder:
         """Return the worker to forward a connection to; None to serve it here."""
         if session is None or session == NEW:
             return self.find_free_worker()
-        worker = worker_of(session, self.plan.workers)
-        return worker if worker != self.plan.index else None
+        worker = worker_of(session, self.workers)
+        return worker if worker != self.index else None
 
 
 def _named_session(scope: Scope) -> str | None:

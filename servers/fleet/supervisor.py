@@ -192,7 +192,7 @@ class Supervisor:
             with theirs:
                 process = worker.process = await asyncio.create_subprocess_exec(
                     *module_command("servers.fleet.worker"),
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     pass_fds=(plan.listener, plan.private, plan.slots, plan.counts, plan.waker, *plan.wakers),
                 )
             writer.write(plan.to_json() + b"\n")

@@ -172,7 +172,9 @@ def _assemble(plan: WorkerPlan) -> "Assembled":
     assert isinstance(slots, SharedSlots)
     forwarder = Forwarder(
         app=app.serve_admitted,
-        plan=plan,
+        index=plan.index,
+        workers=workers,
+        private=plan.private_socket(plan.index),
         peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
         find_free_worker=slots.find_free_worker,
     )

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -359,7 +359,7 @@ def _forget(engine: DockerEngine, name: str) -> None:
 
 
 class ContainerProvider(OwnedServerProvider):
-    """Base class of the providers of a server in a container, which a subclass takes and gives back.
+    """Base class of the providers of a server in a container, which a subclass takes.
 
     Attributes:
         container: The container; None while it is not running.
@@ -389,16 +389,12 @@ class ContainerProvider(OwnedServerProvider):
         return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()
 
     @abstractmethod
-    def _take(self) -> Container:
-        """Return a container whose server is healthy; raise if `_stopping` is set meanwhile."""
-
-    @abstractmethod
-    def _give_back(self, container: Container) -> None:
-        """Release the container."""
+    def _take(self) -> tuple[Container, Callable[[], None]]:
+        """Return a container whose server is healthy, and what releases it; raise if `_stopping` is set meanwhile."""
 
     def _launch(self) -> str:
         self._stopping.clear()
-        self.container = self._take()
+        self.container, self._release = self._take()
         return self.container.url
 
     def _interrupt(self) -> None:
@@ -406,9 +402,8 @@ class ContainerProvider(OwnedServerProvider):
 
     def _stop(self) -> None:
         if self.container is not None:
-            self._give_back(self.container)
-            self.container = None
-        self.url = None
+            self._release()
+        self.container = self.url = None
 
 
 class LocalDockerProvider(ContainerProvider):
@@ -436,14 +431,11 @@ class LocalDockerProvider(ContainerProvider):
         self.image = image
         self.options = options_with(options, fields)
 
-    def _take(self) -> Container:
+    def _take(self) -> tuple[Container, Callable[[], None]]:
         container = start_container(self.image, self.options, stopping=self._stopping)
         # At exit the companion removes all remaining containers at once.
         weakref.finalize(self, _remove_forgotten, container).atexit = False
-        return container
-
-    def _give_back(self, container: Container) -> None:
-        container.remove(self.options.stop_timeout_s)
+        return container, partial(container.remove, self.options.stop_timeout_s)
 
 
 def provider_for(
