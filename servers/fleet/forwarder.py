@@ -75,9 +75,7 @@ class Forwarder:
             await self.peers.close()
             return
         server, worker = scope.get("server"), None
-        if server is None or server[0] != self.plan.private_socket(
-            self.index
-        ):  # the public socket may be a Unix socket too
+        if server is None or server[0] != self.private:  # the public socket may be a Unix socket too
             if scope["type"] == "websocket":
                 worker = self._place_socket(scope)
             elif (path := path_of(scope)).startswith(_PAGE):

@@ -101,7 +101,9 @@ class Container:
     def __post_init__(self) -> None:
         self._created_at = time.time()
         self._process = os.getpid()
-        self._is_removed = False
+        self._removal = weakref.finalize(self, _remove_forgotten, self.engine, self.id, self._process)
+        # At exit the companion removes all remaining containers at once.
+        self._removal.atexit = False
         self.relay: Relay | None = None
 
     def __repr__(self) -> str:
@@ -144,18 +146,20 @@ class Container:
         Args:
             grace_s: Seconds that the server has to shut down.
         """
-        if self._is_removed or os.getpid() != self._process:
-            return  # a fork leaves it to its owner
+        if not self._removal.alive or os.getpid() != self._process:
+            return
         if self.relay is not None:
             self.relay.close()
         self.engine.remove(self.id, grace_s=grace_s)
-        self._is_removed = True
+        self._removal.detach()
 
 
-def _remove_forgotten(container: Container) -> None:
-    """Remove a container whose provider was not stopped."""
+def _remove_forgotten(engine: DockerEngine, container: str, process: int) -> None:
+    """Remove a container that was not closed, whose relay then ends; in a fork of its owner, do nothing."""
+    if os.getpid() != process:
+        return
     try:
-        container.remove()
+        engine.remove(container)
     except ProviderError as error:
         # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
@@ -433,8 +437,6 @@ class LocalDockerProvider(ContainerProvider):
 
     def _take(self) -> tuple[Container, Callable[[], None]]:
         container = start_container(self.image, self.options, stopping=self._stopping)
-        # At exit the companion removes all remaining containers at once.
-        weakref.finalize(self, _remove_forgotten, container).atexit = False
         return container, partial(container.remove, self.options.stop_timeout_s)
 
 

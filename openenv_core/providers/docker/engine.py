@@ -43,8 +43,10 @@ def find_engine() -> EngineAddress:
         return _check_address(
             EngineAddress(host, folder if host.startswith("tcp") else None, verify), "DOCKER_HOST"
         )
-    name = os.environ.get("DOCKER_CONTEXT") or _read_docker_config().get("currentContext") or "default"
-    if name != "default":
+    name = os.environ.get("DOCKER_CONTEXT")
+    with suppress(OSError, ValueError, AttributeError):  # there is no such file, or it is of no use
+        name = name or json.loads((_config_folder() / "config.json").read_text()).get("currentContext")
+    if name and name != "default":
         return _of_context(str(name))
     return EngineAddress(f"unix://{DEFAULT_SOCKET}")
 
@@ -74,14 +76,6 @@ def _check_address(address: EngineAddress, source: str) -> EngineAddress:
 
 def _config_folder() -> Path:
     return Path(os.environ.get("DOCKER_CONFIG") or Path(os.path.expanduser("~")) / ".docker")
-
-
-def _read_docker_config() -> dict[str, Any]:
-    try:
-        document = json.loads((_config_folder() / "config.json").read_text())
-    except (OSError, ValueError, RuntimeError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _of_context(name: str) -> EngineAddress:
