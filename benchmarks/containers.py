@@ -107,9 +107,7 @@ def _start_plain(subject: Subject) -> float:
         publish = ("-p", f"127.0.0.1::{port}")
         _docker("run", "-d", "--name", name, *publish, subject.image, *(subject.options.command or ()))
         published = int(_docker("port", name, str(port)).splitlines()[0].rpartition(":")[2])
-        problem = wait_healthy(lambda left_s: health_of(published, left_s), TIMEOUT_S)
-        if problem is not None:
-            raise BenchmarkError(f"{subject.image} was not healthy within {TIMEOUT_S:g} s: {problem}")
+        wait_healthy(subject.image, lambda left_s: health_of(published, left_s), TIMEOUT_S)
         return time.perf_counter() - start
     finally:
         with suppress(BenchmarkError):  # if it was never made

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
-from openenv_core.errors import ConfigurationError, ServerStartError
+from openenv_core.errors import ConfigurationError
 from openenv_core.providers.base import health_of, wait_healthy
 from openenv_core.providers.docker.container import LocalDockerProvider as Ours
 from openenv_core.providers.fleet import ServerFleet, open_fleet
@@ -129,11 +129,8 @@ class LocalDockerProvider(_AdaptedProvider):
             )
         port = int(base_url.rpartition(":")[2])
         token = provider.options.token
-        trouble = wait_healthy(lambda left_s: health_of(port, left_s, token), timeout_s)
-        if trouble is None:
-            return
-        raise ServerStartError(
-            f"{base_url} is not healthy after {timeout_s:g} s: {trouble}", provider.output()
+        wait_healthy(
+            base_url, lambda left_s: health_of(port, left_s, token), timeout_s, output=provider.output
         )
 
 

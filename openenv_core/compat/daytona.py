@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from uuid import uuid4
 import httpx
 
 from openenv_core.compat.containers import ContainerProvider
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, ServerStartError
 from openenv_core.manifest import MANIFEST, ManifestError, load_keys
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
 from openenv_core.proxies import client_for
@@ -218,11 +217,10 @@ class DaytonaProvider(ContainerProvider):
             return trouble
 
         with client_for(base_url) as client:
-            trouble = wait_healthy(probe, timeout_s, time.sleep, factor=REMOTE_POLL_FACTOR)
-        if trouble is not None:
-            raise TimeoutError(
-                f"the sandbox at {base_url} did not become ready within {timeout_s:g} s: {trouble}"
-            )
+            try:
+                wait_healthy(f"the sandbox at {base_url}", probe, timeout_s, factor=REMOTE_POLL_FACTOR)
+            except ServerStartError as error:
+                raise TimeoutError(str(error)) from error
 
     def _discover_server_cmd(self, default: str | None) -> str:
         """Return the command that starts the app of `openenv.yaml` in the sandbox, or else the Dockerfile's CMD."""

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, ServerStartError
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
 from openenv_core.proxies import client_for
 
@@ -81,8 +82,9 @@ class GitServerClient:
             return None if reply.status_code < 400 else f"HTTP {reply.status_code}"
 
         if not self.is_ready:
-            with client_for(self.gitea_url) as client:
-                self.is_ready = wait_healthy(probe, timeout, factor=REMOTE_POLL_FACTOR) is None
+            with client_for(self.gitea_url) as client, suppress(ServerStartError):
+                wait_healthy(self.gitea_url, probe, timeout, factor=REMOTE_POLL_FACTOR)
+                self.is_ready = True
         return self.is_ready
 
     def list_repositories(self) -> list[dict[str, str]]:

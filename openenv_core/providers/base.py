@@ -8,12 +8,12 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias, runtime_checkable
 
-from openenv_core.errors import ConfigurationError, ProviderError
+from openenv_core.errors import ConfigurationError, ProviderError, ServerStartError
 
 
 class Provider(Protocol):
@@ -139,32 +139,40 @@ MAX_POLL_INTERVAL_S: Final = 0.05
 
 
 def wait_healthy(
+    server: str,
     probe: Callable[[float], str | None],
     timeout_s: float,
     pause: Callable[[float], object] = time.sleep,
     *,
     factor: float = 1.0,
-) -> str | None:
+    output: Callable[[], str] = str,
+) -> None:
     """Poll a server until it is healthy.
 
     Args:
+        server: What the error calls the server.
         probe: One check, given its timeout in seconds; returns None if the server is healthy, otherwise the failure.
         timeout_s: Seconds after which to give up.
         pause: Sleeps for a number of seconds between checks; raises if the server has ended.
         factor: Multiplies the intervals, which are for servers on this machine.
+        output: Returns the server's output, for the error.
 
-    Returns:
-        None if the server is healthy, otherwise the last failure.
+    Raises:
+        ServerStartError: The server was not healthy in time.
     """
     deadline = time.monotonic() + timeout_s
     trouble: str | None = "no answer"
     interval_s = MIN_POLL_INTERVAL_S
     while (left_s := deadline - time.monotonic()) > 0:
         if (trouble := probe(left_s)) is None:
-            return None
+            return
         pause(min(factor * interval_s, left_s))
         interval_s = min(1.2 * interval_s, MAX_POLL_INTERVAL_S)
-    return trouble
+    raise ServerStartError(
+        f"expected {server} to be healthy within {timeout_s:g} s, got {trouble}; raise start_timeout_s if it "
+        "needs longer, or name the port where it listens",
+        output(),
+    )
 
 
 REMOTE_POLL_FACTOR: Final = 20.0
@@ -221,8 +229,13 @@ class OwnedServerProvider(ABC):
 
         Makes a concurrent start in another thread fail.
         """
-        with hold_stopped(self._interrupt, self._lock):
+        self._interrupt()
+        while not self._lock.acquire(timeout=RETRY_INTERVAL_S):
+            self._interrupt()  # the first had no effect on a start that had only just begun
+        try:
             self._stop()
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         self.start()
@@ -251,21 +264,6 @@ class OwnedServerProvider(ABC):
         self._ending = None
 
 
-@contextmanager
-def hold_stopped(end: Callable[[], object], lock: threading.Lock) -> Iterator[None]:
-    """Acquire the lock, which a start holds until `end` makes it fail.
-
-    `end` is called repeatedly, because it may have no effect on a start that has only just begun.
-    """
-    end()
-    while not lock.acquire(timeout=RETRY_INTERVAL_S):
-        end()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 TOKENS: Final = "ROPEWALK_TOKENS"
 TOKEN_FILE: Final = "ROPEWALK_TOKEN_FILE"
 
@@ -290,7 +288,7 @@ def read_first_token(environ: Mapping[str, str], folder: str | Path = ".") -> st
     return tokens[0] if tokens else None
 
 
-class CallableProvider:
+class CallableProvider(OwnedServerProvider):
     """A `Provider` made of three functions, for one client: once stopped, it does not start again.
 
     When a client that waits for the start is cancelled, the start continues in its thread, and the client's stop may
@@ -305,39 +303,25 @@ class CallableProvider:
     def __init__(
         self, begin: Callable[[], object], wait: Callable[[str], object], end: Callable[[], object]
     ) -> None:
+        super().__init__()
         self._begin, self._wait, self._end = begin, wait, end
-        self._starting = threading.Lock()
-        self._ending = threading.Lock()
         self._stopped = False
-        self._url: str | None = None
-
-    def start(self) -> str:
-        """Start the server and wait until it is ready.
-
-        Raises:
-            ProviderError: It was stopped before or during the start.
-        """
-        with self._starting:
-            self._require_not_stopped()
-            if self._url is None:
-                url = str(self._begin())
-                try:
-                    self._require_not_stopped()
-                    self._wait(url)
-                    self._require_not_stopped()
-                except BaseException:
-                    self._stop()
-                    raise
-                self._url = url
-            return self._url
 
     def stop(self) -> None:
         """Stop the server. A concurrent start in another thread stops its server as soon as it exists."""
         self._stopped = True
         self._stop()
 
+    def _launch(self) -> str:
+        self._require_not_stopped()
+        url = str(self._begin())
+        self._require_not_stopped()
+        self._wait(url)
+        self._require_not_stopped()
+        return url
+
     def _stop(self) -> None:
-        with self._ending:
+        with self._ending_lock:
             self._end()
 
     def _require_not_stopped(self) -> None:
@@ -360,17 +344,14 @@ def adapt_provider(provider: AnyProvider, *, started: bool = False) -> Provider:
         start: Any = getattr(provider, name, None)
         if not callable(start) or not callable(getattr(provider, stop, None)):
             continue
-        parameters = inspect.signature(start).parameters.values()
-        required = [
-            each.name
-            for each in parameters
-            if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        ]
-        if required and not started:
-            raise ConfigurationError(
-                f"expected {type(provider).__name__}.{name}() to need no arguments, got {', '.join(required)}; "
-                "start it yourself and pass the URL as base_url beside the provider"
-            )
+        try:
+            inspect.signature(start).bind()
+        except TypeError as error:
+            if not started:
+                raise ConfigurationError(
+                    f"expected {type(provider).__name__}.{name}() to need no arguments, got: {error}; "
+                    "start it yourself and pass the URL as base_url beside the provider"
+                ) from error
         if name == "start_container":
             return CallableProvider(start, given.wait_for_ready, given.stop_container)
         if hasattr(provider, "wait_for_ready"):
@@ -401,7 +382,7 @@ def describe_death(provider: Provider) -> str:
     attribute `death_s`.
     """
     within_s = getattr(provider, "death_s", EXIT_WAIT_S)
-    if not has_died(provider, within_s=within_s) or not isinstance(provider, WatchedProvider):
+    if not isinstance(provider, WatchedProvider) or not has_died(provider, within_s=within_s):
         return ""
     output = provider.output().rstrip()
     return "; the server's process has ended" + (

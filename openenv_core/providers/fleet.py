@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, Final, Self
 
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.providers.base import hold_stopped
+from openenv_core.providers.base import OwnedServerProvider
 from openenv_core.proxies import client_for
 
 logger = logging.getLogger("openenv_core")
@@ -73,7 +73,7 @@ class Load:
     waiting: int
 
 
-class ServerFleet(ABC):
+class ServerFleet(OwnedServerProvider):
     """Equal servers of one environment; an engine restarts those that die.
 
     A fleet is a provider: a client that gets it as `provider` starts it, has the URLs of all its servers, and stops it
@@ -96,6 +96,7 @@ class ServerFleet(ABC):
     """
 
     def __init__(self, servers: int, name: str | None, token: str | None) -> None:
+        super().__init__()
         if servers < 1:
             raise ConfigurationError(f"expected at least 1 server, got {servers}")
         self.name = name or f"env-{secrets.token_hex(4)}"
@@ -105,9 +106,9 @@ class ServerFleet(ABC):
             )
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
-        self._is_own = self._is_started = False  # own: started by this object, or found
-        self._starting = threading.Lock()
+        self._is_own = False  # started by this object, or found
         self._stopping = threading.Event()
+        self._draining: FleetServer | None = None  # by `autoscale`, until it is idle
 
     @classmethod
     @abstractmethod
@@ -154,46 +155,33 @@ class ServerFleet(ABC):
         Raises:
             ProviderError: They were not ready in time, `stop` was called meanwhile, or there is a fleet of this name.
         """
-        with self._starting:
-            if self._is_started:
-                self.wait_ready(1)
-                return self.urls()[0]
-            if self.servers():
-                raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
-            self._is_own = self._is_started = True
-            try:
-                self._resize(self._size)
-                self.wait_ready(self._size)
-            except BaseException:
-                self._end()
-                self._is_own = self._is_started = False
-                raise
-            return self.urls()[0]
+        super().start()
+        self.wait_ready(1)
+        return self.urls()[0]
 
-    def stop(self) -> None:
-        """Stop all servers, whatever their sessions do. Idempotent.
+    def _launch(self) -> str:
+        self._stopping.clear()
+        self._is_own = False  # a start that is refused ends nothing
+        if self.servers():
+            raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
+        self._is_own = True
+        self._resize(self._size)
+        self.wait_ready(self._size)
+        return self.urls()[0]
 
-        Leaves a fleet of the same name alone that this object has neither started nor found.
+    def _interrupt(self) -> None:
+        self._stopping.set()
 
-        Makes a start in progress in another thread fail.
-        """
-        with hold_stopped(self._stopping.set, self._starting):
-            self._stopping.clear()
-            if self._is_own:
-                self._end()
-                self._is_own = self._is_started = False
+    def _stop(self) -> None:
+        """Stop all servers, whatever their sessions do, unless this object has neither started nor found them."""
+        if self._is_own:
+            self._end()
+        self._is_own, self.url = False, None
 
     def _adopt(self) -> Self:
         """Take the running fleet of this name for one's own, which `stop` ends; return this object."""
         self._is_own = True
         return self
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def urls(self) -> list[str]:
         """Return the URLs of the servers that are ready."""
@@ -256,32 +244,37 @@ class ServerFleet(ABC):
 
         One is added while clients wait and all others are ready. One leaves, as in `scale`, if a tenth of the slots
         stays free without it, or if there are too many; if clients wait before it is idle, it is started anew once it
-        is.
+        is. One that is to leave at the end is waited for.
 
         Args:
             least: The fewest servers.
             most: The most servers.
             pause: Called before each look; sleeps.
         """
-        draining: FleetServer | None = None
-        while True:
-            pause()
-            try:
-                draining = self._follow_load(least, most, draining)
-            except ProviderError as error:  # of this look; the engine may answer at the next one
-                logger.warning("fleet %s was not resized: %s", self.name, error)
+        try:
+            while True:
+                pause()
+                try:
+                    self._follow_load(least, most)
+                except ProviderError as error:  # of this look; the engine may answer at the next one
+                    logger.warning("fleet %s was not resized: %s", self.name, error)
+        finally:
+            if (draining := self._draining) is not None:  # nobody will look at it again
+                logger.warning("waiting for %s, which leaves, to have no session", draining.name)
+                self.scale(draining.number)
+                self._draining = None
 
-    def _follow_load(self, least: int, most: int, draining: FleetServer | None) -> FleetServer | None:
-        """Add or remove a server if the load says so; return the one that is to leave once it is idle, if any."""
-        servers, load = self.servers(), self.load()
+    def _follow_load(self, least: int, most: int) -> None:
+        """Add or remove a server if the load says so."""
+        servers, load, draining = self.servers(), self.load(), self._draining
         count = len(servers)
         if draining is not None and self._is_idle(draining):
             if draining.number == count - 1 and (not load.waiting or count > most):
                 self._resize(count - 1)
             else:
                 self._uncordon(draining)
-            return None
-        if count < least:
+            self._draining = None
+        elif count < least:
             self._resize(least)
         elif load.waiting and count <= most:
             if count < most and all(server.ready for server in servers):
@@ -289,9 +282,8 @@ class ServerFleet(ABC):
         elif draining is None and (
             count > most or (count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count))
         ):
-            draining = servers[-1]
-            self._cordon(draining)
-        return draining
+            self._draining = servers[-1]
+            self._cordon(servers[-1])
 
     def _find(self, name: str) -> FleetServer:
         for server in self.servers():

@@ -4,9 +4,11 @@ import base64
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Self
 
 from openenv_core.errors import ProviderError, installed_with
 from openenv_core.providers.docker.sweeper import is_gone, owner, parse
@@ -42,13 +44,71 @@ while json.load(urlopen(request, timeout=60))["in_use"]:
 """Runs before a pod's server is stopped: it refuses new sessions, and the open ones end."""
 
 
-class KubernetesFleet(ServerFleet):
+class ClusterFleet(ServerFleet):
+    """A fleet of a Kubernetes cluster, whose objects of one kind, its own, have its name as a label.
+
+    Unless `detached`, the objects end with this program: with its pod, by the cluster's garbage collection, or else, if
+    the program was killed, when the next fleet is started from the same machine.
+
+    Args:
+        servers: Number of servers.
+        name: Name of the fleet; by default a random one.
+        token: Bearer token of the servers; by default a random one.
+        namespace: The namespace.
+        detached: Whether the fleet outlives this program.
+    """
+
+    KIND: ClassVar[Mapping[str, str]]
+    """Group, version and plural of the objects, by which the API knows them."""
+
+    def __init__(
+        self, servers: int, name: str | None, token: str | None, namespace: str, *, detached: bool
+    ) -> None:
+        super().__init__(servers, name, token)
+        self._namespace, self._detached = namespace, detached
+        self._core: Any = kubernetes.client.CoreV1Api()  # its stubs take every field for optional
+        self._custom = custom_objects()
+
+    def _cordon(self, server: FleetServer) -> None:
+        """Do nothing: no process of ours can signal a server there."""
+
+    def _uncordon(self, server: FleetServer) -> None:
+        """Do nothing, since `_cordon` did nothing."""
+
+    def _create(
+        self, name: str, kind: str, spec: Mapping[str, Any], annotations: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Create an object, and sweep first those that programs of this machine have left; return it."""
+        for each in list_objects(self.KIND, self._namespace, MANAGER):
+            process = parse(each["metadata"].get("annotations", {}).get(OWNER, ""))
+            if process is not None and is_gone(process):
+                self._delete(each["metadata"]["name"])
+        metadata = {"name": name, "labels": {**NAME, **MANAGER, INSTANCE: self.name}}
+        with translated_errors():
+            if not self._detached and "KUBERNETES_SERVICE_HOST" in os.environ:
+                pod = self._core.read_namespaced_pod(socket.gethostname(), self._namespace).metadata
+                metadata |= _owned_by("v1", "Pod", pod.name, pod.uid)
+            elif not self._detached:
+                annotations = {**annotations, OWNER: str(owner())}
+            version = f"{self.KIND['group']}/{self.KIND['version']}"
+            metadata["annotations"] = annotations
+            body = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+            created: dict[str, Any] = self._custom.create_namespaced_custom_object(
+                namespace=self._namespace, body=body, **self.KIND
+            )
+        return created
+
+    def _delete(self, name: str) -> None:
+        """Delete an object, and with it what it owns, if it is there."""
+        delete = partial(self._custom.delete_namespaced_custom_object, propagation_policy="Background")
+        call_unless_missing(lambda: delete(namespace=self._namespace, name=name, **self.KIND))
+
+
+class KubernetesFleet(ClusterFleet):
     """A fleet in a StatefulSet, with a headless Service and a Secret. Needs the extra `kubernetes`.
 
     The servers' URLs are names inside the cluster, so clients have to run there. The cluster restarts pods that die. A
-    pod that is to leave refuses new sessions and waits for the open ones, before its server is stopped. Unless
-    `detached`, the fleet ends with this program: with its pod, by the cluster's garbage collection, or else, if the
-    program was killed, when the next fleet is started from the same machine.
+    pod that is to leave refuses new sessions and waits for the open ones, before its server is stopped, by a hook.
 
     It is configured as kubectl is, or by the pod's service account, which has to be allowed to change StatefulSets,
     Services, Secrets and pods of the namespace. `dockerfiles/chart` installs the same servers by Helm, and `find` finds
@@ -71,6 +131,8 @@ class KubernetesFleet(ServerFleet):
         ProviderError: The client is not configured.
     """
 
+    KIND = MappingProxyType({"group": "apps", "version": "v1", "plural": "statefulsets"})
+
     def __init__(
         self,
         image: str,
@@ -85,28 +147,23 @@ class KubernetesFleet(ServerFleet):
         session_grace_s: int = 3600,
         detached: bool = False,
     ) -> None:
-        super().__init__(servers, name, token)
-        self._namespace = namespace or namespace_of_configuration()
+        namespace = namespace or namespace_of_configuration()
+        super().__init__(servers, name, token, namespace, detached=detached)
         self._image, self._env_vars = image, dict(env_vars or {})
         self._resources = {"cpu": str(cpus), "memory": memory}
-        self._session_grace_s, self._detached = session_grace_s, detached
-        self._apps, self._core = _apis()
+        self._session_grace_s = session_grace_s
 
     @classmethod
     def find(cls, name: str, namespace: str | None = None) -> Self:
         """Return a running fleet, or release of the chart."""
         namespace = namespace or namespace_of_configuration()
         with translated_errors():
-            apps, core = _apis()
-            found = apps.read_namespaced_stateful_set(name, namespace)
-            secret = core.read_namespaced_secret(name, namespace)
-        token = base64.b64decode(secret.data["token"]).decode()
-        (container,) = found.spec.template.spec.containers
+            found = custom_objects().get_namespaced_custom_object(namespace=namespace, name=name, **cls.KIND)
         return cls(
-            container.image,
-            found.spec.replicas or 1,
+            found["spec"]["template"]["spec"]["containers"][0]["image"],
+            found["spec"]["replicas"] or 1,
             name=name,
-            token=token,
+            token=read_token(namespace, name),
             namespace=namespace,
             detached=True,
         )._adopt()
@@ -125,9 +182,7 @@ class KubernetesFleet(ServerFleet):
         return sorted(found, key=lambda server: server.number)
 
     def _end(self) -> None:
-        """Delete the StatefulSet, and with it what it owns."""
-        delete = self._apps.delete_namespaced_stateful_set
-        call_unless_missing(lambda: delete(self.name, self._namespace, propagation_policy="Background"))
+        self._delete(self.name)
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """End a pod, whose server drains, and wait for the next one of its name."""
@@ -144,56 +199,27 @@ class KubernetesFleet(ServerFleet):
         self._wait(is_replaced, timeout_s, f"{name} to be ready again; see kubectl describe pod {name}")
 
     def _resize(self, servers: int) -> None:
-        patch = {"spec": {"replicas": servers}}
-        scale = self._apps.patch_namespaced_stateful_set_scale
-        if call_unless_missing(lambda: scale(self.name, self._namespace, patch)) is not None:
+        patch = partial(self._custom.patch_namespaced_custom_object_scale, namespace=self._namespace)
+        size = {"spec": {"replicas": servers}}
+        if call_unless_missing(lambda: patch(name=self.name, body=size, **self.KIND)) is not None:
             return
-        self._sweep()
+        created = self._create(self.name, "StatefulSet", self._describe_stateful_set(servers), {})
+        metadata = {"name": self.name, "labels": created["metadata"]["labels"]}
+        metadata |= _owned_by("apps/v1", "StatefulSet", self.name, created["metadata"]["uid"])
+        about = {"apiVersion": "v1", "metadata": metadata}
+        ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
+        spec = {"clusterIP": "None", "selector": {**NAME, INSTANCE: self.name}, "ports": ports}
         with translated_errors():
-            labels = {**NAME, **MANAGER, INSTANCE: self.name}
-            metadata: dict[str, Any] = {"name": self.name, "labels": labels}
-            owned = {} if self._detached else describe_owner(self._core, self._namespace)
-            body = self._describe_stateful_set({**metadata, **owned}, servers)
-            created = self._apps.create_namespaced_stateful_set(self._namespace, body)
-            metadata["ownerReferences"] = [
-                {
-                    "apiVersion": "apps/v1",
-                    "kind": "StatefulSet",
-                    "name": self.name,
-                    "uid": created.metadata.uid,
-                }
-            ]
-            about = {"apiVersion": "v1", "metadata": metadata}
             secret = {**about, "kind": "Secret", "stringData": {"token": self.token}}
             self._core.create_namespaced_secret(self._namespace, secret)
-            ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
-            spec = {"clusterIP": "None", "selector": {**NAME, INSTANCE: self.name}, "ports": ports}
             self._core.create_namespaced_service(self._namespace, {**about, "kind": "Service", "spec": spec})
-
-    def _cordon(self, server: FleetServer) -> None:
-        """Do nothing: the hook that runs before the pod ends does it."""
-
-    def _uncordon(self, server: FleetServer) -> None:
-        """Do nothing, since `_cordon` did nothing."""
 
     def _is_idle(self, server: FleetServer) -> bool:
         """Return True: the hook that runs before the pod ends waits for its sessions."""
         return True
 
-    def _sweep(self) -> None:
-        """Delete the fleets of programs of this machine that have ended without doing so."""
-        selector = ",".join(f"{key}={value}" for key, value in MANAGER.items())
-        with translated_errors():
-            found = self._apps.list_namespaced_stateful_set(self._namespace, label_selector=selector).items
-            for each in found:
-                if is_orphan(each.metadata.annotations):
-                    with suppress(ApiException):  # another program sweeps too
-                        self._apps.delete_namespaced_stateful_set(
-                            each.metadata.name, self._namespace, propagation_policy="Background"
-                        )
-
-    def _describe_stateful_set(self, metadata: Mapping[str, Any], servers: int) -> dict[str, Any]:
-        """Return the StatefulSet, whose pods are those of `dockerfiles/chart`, which says why."""
+    def _describe_stateful_set(self, servers: int) -> dict[str, Any]:
+        """Return the specification of the StatefulSet, whose pods are those of `dockerfiles/chart`, which says why."""
         labels = {**NAME, INSTANCE: self.name}
         health = {"exec": {"command": ["healthcheck"]}, "timeoutSeconds": 5}
         env = {
@@ -238,36 +264,40 @@ class KubernetesFleet(ServerFleet):
             ],
         }
         return {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "metadata": metadata,
-            "spec": {
-                "serviceName": self.name,
-                "replicas": servers,
-                "podManagementPolicy": "Parallel",
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-            },
+            "serviceName": self.name,
+            "replicas": servers,
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
         }
 
 
-def describe_owner(core: Any, namespace: str) -> dict[str, Any]:
-    """Return metadata that ties an object to this program, or to its pod if it runs in one."""
-    if "KUBERNETES_SERVICE_HOST" not in os.environ:
-        return {"annotations": {OWNER: str(owner())}}
-    pod = core.read_namespaced_pod(socket.gethostname(), namespace).metadata
-    return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}]}
+def _owned_by(version: str, kind: str, name: str, uid: str) -> dict[str, Any]:
+    """Return metadata of what the cluster deletes with another object."""
+    return {"ownerReferences": [{"apiVersion": version, "kind": kind, "name": name, "uid": uid}]}
 
 
-def is_orphan(annotations: Mapping[str, str] | None) -> bool:
-    """Whether an object belongs to a program of this machine that has ended."""
-    process = parse((annotations or {}).get(OWNER, ""))
-    return process is not None and bool(is_gone(process))
+def custom_objects() -> Any:
+    """Return the interface to objects of any group, as dictionaries."""
+    return kubernetes.client.CustomObjectsApi()
 
 
-def _apis() -> tuple[Any, Any]:
-    """Return the interfaces of the cluster's API that are used; the stubs take every field for optional."""
-    return kubernetes.client.AppsV1Api(), kubernetes.client.CoreV1Api()
+def list_objects(kind: Mapping[str, str], namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the objects of a kind that have all these labels."""
+    selector = ",".join(f"{key}={label}" for key, label in labels.items())
+    with translated_errors():
+        found = custom_objects().list_namespaced_custom_object(
+            namespace=namespace, label_selector=selector, **kind
+        )
+    items: list[dict[str, Any]] = found["items"]
+    return items
+
+
+def read_token(namespace: str, secret: str) -> str:
+    """Return the token in a Secret."""
+    core: Any = kubernetes.client.CoreV1Api()
+    with translated_errors():
+        return base64.b64decode(core.read_namespaced_secret(secret, namespace).data["token"]).decode()
 
 
 def namespace_of_configuration() -> str:

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from openenv_core.backoff import exponential_pause_s
@@ -39,7 +38,7 @@ LEND_HEALTH_TIMEOUT_S: Final = 2.0
 """Timeout of the health check before a container is lent. It usually takes 2 ms."""
 
 IDLE_INTERVAL_S: Final = 1.0
-"""How often the health of a ready member is checked."""
+"""How often the health of a ready container is checked."""
 
 HEALTH_TIMEOUT_S: Final = 1.0
 """Timeout of that check."""
@@ -59,7 +58,7 @@ PERMANENT_ERRORS: Final = (ConfigurationError, ImageNotFoundError, OptionUnavail
 
 
 class PoolError(ProviderError):
-    """The pool can lend no more members."""
+    """The pool can lend no more containers."""
 
 
 class PoolClosedError(PoolError):
@@ -67,27 +66,12 @@ class PoolClosedError(PoolError):
 
 
 class PoolTimeoutError(PoolError, TimeoutError):
-    """No container was free in time. The pool continues.
+    """No container was free in time. The pool continues."""
 
-    Attributes:
-        last_failure: Exception of the last failed start or removal; None if one has succeeded since.
-    """
-
-    def __init__(self, message: str, last_failure: BaseException | None = None) -> None:
-        super().__init__(message)
-        self.last_failure = last_failure
-
-
-class PoolMember(Protocol):
-    """What a pool keeps warm, for example a `Container`."""
-
-    url: str
-
-    def remove(self) -> None:
-        """Stop the member and remove it completely. Called again if it fails."""
-
-
-MemberT = TypeVar("MemberT", bound=PoolMember)
+    @property
+    def last_failure(self) -> BaseException | None:
+        """Exception of the last failed start or removal; None if one has succeeded since."""
+        return self.__cause__
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +79,11 @@ class PoolState:
     """The state of a pool.
 
     Attributes:
-        size: Number of members to keep; the others below, and those that wait for a start, add up to it.
-        ready: Number of members ready to lend.
-        starting: Number of members being started.
-        used: Number of lent members.
-        leaving: Number of members being removed.
+        size: Number of containers to keep; the others below, and those that wait for a start, add up to it.
+        ready: Number of containers ready to lend.
+        starting: Number of containers being started.
+        used: Number of lent containers.
+        leaving: Number of containers being removed.
         started: Number of successful starts.
         failed: Number of failed starts.
         last_failure: Exception of the last failed start or removal, unless one has succeeded since.
@@ -125,7 +109,7 @@ class PoolState:
         return text
 
 
-class PoolLease(Generic[MemberT]):
+class PoolLease:
     """A lease of a container, held until `close`. The container is not reused.
 
     A lease that is not closed ends when it is garbage-collected.
@@ -135,13 +119,13 @@ class PoolLease(Generic[MemberT]):
         give_back: Returns the container to the pool. Must neither block nor take a lock.
     """
 
-    def __init__(self, container: MemberT, give_back: Callable[[], None]) -> None:
+    def __init__(self, container: Container, give_back: Callable[[], None]) -> None:
         self._container = container
         self._return = weakref.finalize(self, give_back)
         self._return.atexit = False  # at exit the whole pool is removed
 
     @property
-    def container(self) -> MemberT:
+    def container(self) -> Container:
         """The container.
 
         Raises:
@@ -172,7 +156,7 @@ class PoolLease(Generic[MemberT]):
         self.close()
 
 
-class PoolProvider(ContainerProvider, Generic[MemberT]):
+class PoolProvider(ContainerProvider):
     """A provider that leases one container at a time from a pool. `start` raises as the pool's `lease` does.
 
     Args:
@@ -180,72 +164,82 @@ class PoolProvider(ContainerProvider, Generic[MemberT]):
         timeout_s: Seconds to wait for a free container.
     """
 
-    def __init__(
-        self, lease: Callable[[float, threading.Event], PoolLease[MemberT]], timeout_s: float
-    ) -> None:
+    def __init__(self, lease: Callable[[float, threading.Event], PoolLease], timeout_s: float) -> None:
         super().__init__()
-        self._acquire = lease
-        self._timeout_s = timeout_s
-        self._lease: PoolLease[MemberT] | None = None
+        self._acquire, self._timeout_s = lease, timeout_s
 
-    def _take(self) -> Any:
-        self._lease = self._acquire(self._timeout_s, self._stopping)
-        return self._lease.container
-
-    def _give_back(self, container: object) -> None:
-        assert self._lease is not None
-        self._lease.close()
-        self._lease = None
+    def _take(self) -> tuple[Container, Callable[[], None]]:
+        lease = self._acquire(self._timeout_s, self._stopping)
+        return lease.container, lease.close
 
 
-class _Phase(Enum):
-    MISSING, STARTING, READY, USED, LEAVING = range(5)
+_Phase: TypeAlias = Literal["missing", "starting", "ready", "used", "leaving"]
 
 
 @dataclass(eq=False, slots=True)
-class _Slot(Generic[MemberT]):
-    """The place of one member, kept by a thread of its own.
+class _Slot:
+    """The place of one container, kept by a thread of its own.
 
     Attributes:
-        phase: Where the member is in its life.
-        member: The member, from READY to LEAVING.
+        phase: Where the container is in its life.
+        container: The container, from "ready" to "leaving".
         ready_at: When it became ready, of `time.monotonic()`.
-        ended: Receives an item when the member is returned, or the pool closed. Its `put` may be called by finalizers.
+        ended: Receives an item when the container is returned, or the pool closed. Its `put` may be called by
+            finalizers.
     """
 
-    phase: _Phase = _Phase.MISSING
-    member: MemberT | None = None
+    phase: _Phase = "missing"
+    container: Container | None = None
     ready_at: float = 0.0
     ended: "SimpleQueue[None]" = field(default_factory=SimpleQueue)
 
 
-class ServerPool(Generic[MemberT]):
-    """Keeps servers warm and lends each once. `DockerPool` is a pool of containers.
+class DockerPool:
+    """Keeps containers of an image warm and lends each once, within milliseconds.
 
-    Each of the `size` places has a thread, which starts a member, waits until it is returned or has died, removes it,
-    and begins again.
+    A returned container is removed and replaced in the background. Containers that die before they are lent are
+    replaced too, also all of them after an engine's restart. All are of the image that the name has at the first start:
+    for one that was built again, open another pool.
+
+        with DockerPool("blackjack-env:latest", size=4) as pool:
+            with pool.client(BlackjackEnv) as env:
+                env.reset()
+
+    Each of the `size` places has a thread, which starts a container, waits until it is returned or has died, removes
+    it, and begins again.
 
     Args:
-        start: Starts a member and returns it once it is healthy; raises if the event is set meanwhile. Called from
-            threads of the pool.
-        size: Number of members, warm and lent.
+        image: Name or id of the image.
+        size: Number of containers, warm and lent.
+        options: Options of each container.
         max_starting: Maximum number of concurrent starts.
+        option_fields: Fields of `ContainerOptions`, which override those of `options`.
 
     Raises:
-        ConfigurationError: A number is below 1.
+        ConfigurationError: An option is invalid, or a number below 1.
     """
 
-    def __init__(self, start: Callable[[threading.Event], MemberT], size: int, max_starting: int) -> None:
+    def __init__(
+        self,
+        image: str,
+        size: int = 4,
+        *,
+        options: ContainerOptions | None = None,
+        max_starting: int = 2,
+        **option_fields: Any,
+    ) -> None:
         for name, number in (("size", size), ("max_starting", max_starting)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ConfigurationError(f"expected {name} to be a whole number from 1 on, got {number!r}")
-        self._start_member = start
+        self.image = image
+        self.options = options_with(options, option_fields)
+        self._pinned = PinnedImage(image)
         self._max_starting = max_starting
         self._stopping = threading.Event()
         self._pid: int | None = None
         # Protects everything below, and the phases; notified when one of them changes.
         self._changed = threading.Condition()
-        self._slots: list[_Slot[MemberT]] = [_Slot() for _ in range(size)]
+        self._slots = [_Slot() for _ in range(size)]
         self._threads: list[threading.Thread] = []
         self._started = self._failed = 0
         self._failures = 0  # since the last successful start
@@ -257,18 +251,9 @@ class ServerPool(Generic[MemberT]):
         """The state of the pool."""
         with self._changed:
             counts = Counter(slot.phase for slot in self._slots)
-            phases = (_Phase.READY, _Phase.STARTING, _Phase.USED, _Phase.LEAVING)
-            ready, starting, used, leaving = (counts[phase] for phase in phases)
-            return PoolState(
-                len(self._slots),
-                ready,
-                starting,
-                used,
-                leaving,
-                self._started,
-                self._failed,
-                self._last_failure,
-            )
+            phases = counts["ready"], counts["starting"], counts["used"], counts["leaving"]
+            totals = self._started, self._failed, self._last_failure
+            return PoolState(len(self._slots), *phases, *totals)
 
     def start(self) -> Self:
         """Start to fill the pool, which the first lease also does. Idempotent.
@@ -292,7 +277,7 @@ class ServerPool(Generic[MemberT]):
         return self
 
     def wait(self, ready: int | None = None, timeout_s: float = LEASE_TIMEOUT_S) -> None:
-        """Wait until `ready` members are ready; by default all.
+        """Wait until `ready` containers are ready; by default all.
 
         Raises:
             PoolTimeoutError: They were not ready in time.
@@ -301,24 +286,37 @@ class ServerPool(Generic[MemberT]):
         self.start()
         ready = len(self._slots) if ready is None else ready
         with self._changed:
-            deadline = time.monotonic() + timeout_s
-            self._wait_ready(ready, f"{ready} containers to be ready", deadline, timeout_s)
+            self._wait_ready(ready, time.monotonic() + timeout_s, timeout_s)
 
-    def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolLease[MemberT]:
-        """Lease a healthy member.
+    def lease(self, timeout_s: float = LEASE_TIMEOUT_S, stopping: threading.Event | None = None) -> PoolLease:
+        """Lease a healthy container.
 
         Args:
-            timeout_s: Seconds to wait for a member. If one is ready, leasing takes a few milliseconds.
+            timeout_s: Seconds to wait for a container. If one is ready, leasing takes a few milliseconds.
+            stopping: Aborts the wait when set.
 
         Raises:
-            PoolTimeoutError: No member was free in time; the message has the pool's state.
+            PoolTimeoutError: No container was free in time; the message has the pool's state.
             PoolError: The pool was closed.
         """
-        return self._take(timeout_s, None)
+        self.start()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                self._wait_ready(1, deadline, timeout_s, stopping)
+                # The oldest, because it is the most likely to have settled.
+                slot = min(self._in("ready"), key=lambda slot: slot.ready_at)
+                slot.phase, container = "used", slot.container
+            assert container is not None
+            # If an interrupt ends the check, the lease is dropped, and so returned.
+            lease = PoolLease(container, partial(slot.ended.put, None))
+            if healthy(container, LEND_HEALTH_TIMEOUT_S):
+                return lease
+            lease.close()  # it has died since the last health check
 
-    def provider(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolProvider[MemberT]:
-        """Return a provider that leases a member when a client starts, and returns it when the client is closed."""
-        return PoolProvider(self._take, timeout_s)
+    def provider(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolProvider:
+        """Return a provider that leases a container when a client starts, and returns it when the client is closed."""
+        return PoolProvider(self.lease, timeout_s)
 
     def client(
         self,
@@ -327,22 +325,22 @@ class ServerPool(Generic[MemberT]):
         lease_timeout_s: float = LEASE_TIMEOUT_S,
         **client_options: Any,
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        """Return a client with a member of its own, which the client's `close` returns to the pool.
+        """Return a client with a container of its own, which the client's `close` returns to the pool.
 
-        The member is leased when the client is first used. Await the returned sync client to get the connected async
+        The container is leased when the client is first used. Await the returned sync client to get the connected async
         one.
 
         Args:
             client_class: The environment's client class.
-            lease_timeout_s: Seconds to wait for a member.
+            lease_timeout_s: Seconds to wait for a container.
             client_options: Arguments of the client's constructor.
         """
         return client_class(provider=self.provider(lease_timeout_s), **client_options).sync()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Remove all members, including lent ones. Idempotent. Does nothing in a fork of the pool's process.
+        """Remove all containers, including lent ones. Idempotent. Does nothing in a fork of the pool's process.
 
-        Members that cannot be removed in time, because the engine is unavailable, are removed later by the pool's
+        Those that cannot be removed in time, because the engine is unavailable, are removed later by the pool's
         threads, or after this process by the companion.
         """
         if self._pid not in (None, os.getpid()):
@@ -372,34 +370,13 @@ class ServerPool(Generic[MemberT]):
         if self._stopping.is_set():
             raise PoolClosedError("the pool is closed; make a new one")
 
-    def _in(self, phase: _Phase) -> list[_Slot[MemberT]]:
-        return [slot for slot in self._slots if slot.phase is phase]
-
-    def _take(self, timeout_s: float, stopping: threading.Event | None) -> PoolLease[MemberT]:
-        self.start()
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with self._changed:
-                self._wait_ready(1, "a container", deadline, timeout_s, stopping)
-                # The oldest, because it is the most likely to have settled.
-                slot = min(self._in(_Phase.READY), key=lambda slot: slot.ready_at)
-                slot.phase, member = _Phase.USED, slot.member
-            assert member is not None
-            # If an interrupt ends the check, the lease is dropped, and so returned.
-            lease = PoolLease(member, partial(slot.ended.put, None))
-            if healthy(member, LEND_HEALTH_TIMEOUT_S):
-                return lease
-            lease.close()  # it has died since the last health check
+    def _in(self, phase: _Phase) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.phase == phase]
 
     def _wait_ready(
-        self,
-        ready: int,
-        wanted: str,
-        deadline: float,
-        timeout_s: float,
-        stopping: threading.Event | None = None,
+        self, ready: int, deadline: float, timeout_s: float, stopping: threading.Event | None = None
     ) -> None:
-        """Wait until `ready` members are ready. The caller holds the lock. Raises as `lease` does."""
+        """Wait until `ready` containers are ready. The caller holds the lock. Raises as `lease` does."""
         while True:
             if stopping is not None and stopping.is_set():
                 raise PoolError("expected a container, but its taker was stopped meanwhile")
@@ -409,48 +386,56 @@ class ServerPool(Generic[MemberT]):
                 return
             left_s = deadline - time.monotonic()
             failure = state.last_failure
-            reason = ""
             if isinstance(failure, PERMANENT_ERRORS) and not state.starting and not state.used:
-                reason = f"expected {wanted}, got {state.ready}, and no wait will bring one"
-            elif left_s <= 0:
-                reason = f"expected {wanted} within {timeout_s:g} s, got {state.ready}"
-            if reason:
+                raise PoolTimeoutError(
+                    f"expected {ready} ready, got {state.ready}, and no wait will bring one: {state}"
+                ) from failure
+            if left_s <= 0:
                 hint = "see the failure" if failure else "give containers back, or raise size or timeout_s"
-                raise PoolTimeoutError(f"{reason}: {state}; {hint}", failure) from failure
+                raise PoolTimeoutError(
+                    f"expected {ready} ready within {timeout_s:g} s, got {state.ready}: {state}; {hint}"
+                ) from failure
             self._changed.wait(min(left_s, POLL_INTERVAL_S))
 
-    def _keep(self, slot: _Slot[MemberT]) -> None:
+    def _start_container(self) -> Container:
+        engine = DockerEngine.find()
+        image_id = self._pinned.id(engine)
+        return start_container(
+            self.image, self.options, engine=engine, image_id=image_id, stopping=self._stopping
+        )
+
+    def _keep(self, slot: _Slot) -> None:
         """Keep one place filled until the pool is closed."""
         while self._wait_to_start(slot):
             try:
-                member = self._start_member(self._stopping)
+                container = self._start_container()
             except Exception as error:
                 self._note_failure(slot, error)
                 continue
             with self._changed:
-                slot.member, slot.phase, slot.ready_at = member, _Phase.READY, time.monotonic()
+                slot.container, slot.phase, slot.ready_at = container, "ready", time.monotonic()
                 self._started += 1
                 self._failures, self._last_failure = 0, None
                 self._changed.notify_all()
-            self._wait_for_end(slot, member)
-            self._remove(slot, member)
+            self._wait_for_end(slot, container)
+            self._remove(slot, container)
 
-    def _wait_to_start(self, slot: _Slot[MemberT]) -> bool:
-        """Wait for this place's turn to start a member; return whether there is one, as the pool is open."""
+    def _wait_to_start(self, slot: _Slot) -> bool:
+        """Wait for this place's turn to start a container; return whether there is one, as the pool is open."""
         with self._changed:
             while not self._stopping.is_set():
                 # After a failure, one start is enough to probe.
                 limit = 1 if self._failures else self._max_starting
                 pause_s = self._next_start - time.monotonic()
-                if pause_s <= 0 and len(self._in(_Phase.STARTING)) < limit:
-                    slot.phase = _Phase.STARTING
+                if pause_s <= 0 and len(self._in("starting")) < limit:
+                    slot.phase = "starting"
                     return True
                 self._changed.wait(pause_s if pause_s > 0 else None)
         return False
 
-    def _note_failure(self, slot: _Slot[MemberT], failure: Exception) -> None:
+    def _note_failure(self, slot: _Slot, failure: Exception) -> None:
         with self._changed:
-            slot.phase = _Phase.MISSING
+            slot.phase = "missing"
             self._changed.notify_all()
             if self._stopping.is_set():
                 return
@@ -463,8 +448,8 @@ class ServerPool(Generic[MemberT]):
             self._next_start = time.monotonic() + pause_s
         logger.warning("a pool's container could not be started: %s", failure)
 
-    def _wait_for_end(self, slot: _Slot[MemberT], member: MemberT) -> None:
-        """Wait until a member is returned, or has failed two health checks in a row before it was lent.
+    def _wait_for_end(self, slot: _Slot, container: Container) -> None:
+        """Wait until a container is returned, or has failed two health checks in a row before it was lent.
 
         A single failure may be a stall of the machine.
         """
@@ -473,23 +458,23 @@ class ServerPool(Generic[MemberT]):
             with suppress(Empty):
                 slot.ended.get(timeout=IDLE_INTERVAL_S)
                 return
-            if slot.phase is _Phase.USED or healthy(member, HEALTH_TIMEOUT_S):
+            if slot.phase == "used" or healthy(container, HEALTH_TIMEOUT_S):
                 failures = 0
                 continue
             failures += 1
             with self._changed:
-                if failures >= 2 and slot.phase is _Phase.READY:
-                    slot.phase = _Phase.LEAVING
+                if failures >= 2 and slot.phase == "ready":
+                    slot.phase = "leaving"
                     return
 
-    def _remove(self, slot: _Slot[MemberT], member: MemberT) -> None:
-        """Remove a member, and try again until that succeeds."""
+    def _remove(self, slot: _Slot, container: Container) -> None:
+        """Remove a container, and try again until that succeeds."""
         with self._changed:
-            slot.phase = _Phase.LEAVING
+            slot.phase = "leaving"
         failures = 0
         while True:
             try:
-                member.remove()
+                container.remove()
                 break
             except Exception as error:
                 if not failures:
@@ -499,59 +484,12 @@ class ServerPool(Generic[MemberT]):
             failures += 1
             time.sleep(exponential_pause_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S))
         with self._changed:
-            slot.member, slot.phase = None, _Phase.MISSING
+            slot.container, slot.phase = None, "missing"
             if failures:
                 self._last_failure = None
             self._changed.notify_all()
 
 
-def healthy(member: PoolMember, timeout_s: float) -> bool:
-    """Whether a member reports within `timeout_s` seconds that it is healthy."""
-    options = getattr(member, "options", None)  # a container's server may require a token
-    token = None if options is None else options.token
-    return health_of(urlsplit(member.url).port or 80, timeout_s, token) is None
-
-
-class DockerPool(ServerPool[Container]):
-    """Keeps containers of an image warm and lends each once, within milliseconds.
-
-    A returned container is removed and replaced in the background. Containers that die before they are lent are
-    replaced too, also all of them after an engine's restart. All are of the image that the name has at the first start:
-    for one that was built again, open another pool.
-
-        with DockerPool("blackjack-env:latest", size=4) as pool:
-            with pool.client(BlackjackEnv) as env:
-                env.reset()
-
-    Args:
-        image: Name or id of the image.
-        size: Number of containers, warm and lent.
-        options: Options of each container.
-        max_starting: Maximum number of concurrent starts.
-        option_fields: Fields of `ContainerOptions`, which override those of `options`.
-
-    Raises:
-        ConfigurationError: An option is invalid, or a number below 1.
-    """
-
-    def __init__(
-        self,
-        image: str,
-        size: int = 4,
-        *,
-        options: ContainerOptions | None = None,
-        max_starting: int = 2,
-        **option_fields: Any,
-    ) -> None:
-        self.image = image
-        self.options = checked = options_with(options, option_fields)
-
-        pinned = PinnedImage(image)
-
-        def start(stopping: threading.Event) -> Container:
-            engine = DockerEngine.find()
-            return start_container(
-                image, checked, engine=engine, image_id=pinned.id(engine), stopping=stopping
-            )
-
-        super().__init__(start, size, max_starting)
+def healthy(container: Container, timeout_s: float) -> bool:
+    """Whether a container's server reports within `timeout_s` seconds that it is healthy."""
+    return health_of(urlsplit(container.url).port or 80, timeout_s, container.options.token) is None

@@ -162,40 +162,32 @@ class LocalProcessProvider(OwnedServerProvider):
             )
 
         token = self.token
-        trouble = wait_healthy(
-            lambda left_s: health_of(port, left_s, token, host=self.host), self.start_timeout_s, pause
-        )
-        if trouble is not None:
-            raise ServerStartError(
-                f"expected {self.app} to be healthy within {self.start_timeout_s:g} s, got {trouble}; "
-                "raise start_timeout_s if it needs longer",
-                output.text(),
-            )
+
+        def probe(left_s: float) -> str | None:
+            return health_of(port, left_s, token, host=self.host)
+
+        wait_healthy(self.app, probe, self.start_timeout_s, pause, output=output.text)
 
 
-class _OutputTail:
+class _OutputTail(threading.Thread):
     """Reads a process's output, so that it never blocks, and keeps the end of it; a log has all of it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path | None) -> None:
+        super().__init__(name="openenv-output", daemon=True)
         assert process.stdout is not None
-        self._retained = bytearray()
+        self._stream, self._retained = process.stdout, bytearray()
         self._log = _append_log(b"", log) if log is not None else None
-        self._thread = threading.Thread(
-            target=self._read, args=(process.stdout,), name="openenv-output", daemon=True
-        )
-        self._thread.start()
+        self.start()
 
     def text(self) -> str:
         """Return the retained output. Waits briefly for the rest of the output of a process that has ended."""
-        self._thread.join(RETRY_INTERVAL_S)
+        self.join(RETRY_INTERVAL_S)
         return bytes(self._retained).decode(errors="replace")
 
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    def _read(self, stream: IO[bytes]) -> None:
+    def run(self) -> None:
+        """Read until the end."""
         # A start that is stopped from another thread may find the stream closed: `end` knew of no reader yet.
-        with contextlib.suppress(ValueError), stream:
+        with contextlib.suppress(ValueError), self._stream as stream:
             while chunk := os.read(stream.fileno(), 65_536):
                 self._retained += chunk
                 del self._retained[:-OUTPUT_BYTES]

@@ -1,6 +1,5 @@
 """Servers in hosted sandboxes: the provider for any service with E2B's API, by E2B's client."""
 
-import json
 import os
 import shlex
 import threading
@@ -8,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import Any, Final
 
@@ -92,6 +92,7 @@ class SandboxLease:
                 expires = requested_at + self._lease_s
 
 
+@dataclass(eq=False, repr=False)
 class RemoteSandboxProvider(OwnedServerProvider):
     """Runs a server in a sandbox of a service with E2B's API. Needs the extra `e2b`.
 
@@ -117,48 +118,38 @@ class RemoteSandboxProvider(OwnedServerProvider):
             respond.
     """
 
-    def __init__(
-        self,
-        template: str,
-        *,
-        command: Sequence[str] | None = None,
-        port: int = 8000,
-        env_vars: Mapping[str, str] | None = None,
-        lease_s: float = 60.0,
-        start_timeout_s: float = 60.0,
-        api_key: str | None = None,
-        api_url: str | None = None,
-        sandbox_url: str | None = None,
-        request_timeout_s: float = 30.0,
-    ) -> None:
+    template: str
+    _: KW_ONLY
+    command: Sequence[str] | None = None
+    port: int = 8000
+    env_vars: Mapping[str, str] | None = None
+    lease_s: float = 60.0
+    start_timeout_s: float = 60.0
+    api_key: str | None = None
+    api_url: str | None = None
+    sandbox_url: str | None = None
+    request_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
         super().__init__()
-        if isinstance(command, str):
+        if isinstance(self.command, str):
             raise ConfigurationError(
-                f"expected the command as a list of words, got {command!r}; shlex.split makes one"
+                f"expected the command as a list of words, got {self.command!r}; shlex.split makes one"
             )
-        if lease_s < 1 or start_timeout_s <= 0 or request_timeout_s <= 0:
+        if self.lease_s < 1 or self.start_timeout_s <= 0 or self.request_timeout_s <= 0:
             raise ConfigurationError(
                 "expected lease_s of at least 1, start_timeout_s and request_timeout_s above 0, "
-                f"got {lease_s}, {start_timeout_s} and {request_timeout_s}"
+                f"got {self.lease_s}, {self.start_timeout_s} and {self.request_timeout_s}"
             )
-        key = api_key or os.environ.get("E2B_API_KEY")
+        key = self.api_key or os.environ.get("E2B_API_KEY")
         if not key or not is_bearer_token(key):
             raise ConfigurationError(
                 "expected a key of the service, got none that can be one; set E2B_API_KEY"
             )
         with installed_with(CLIENT, f"the client {CLIENT}"):
             self._client = import_module(CLIENT)
-        sandbox_url = sandbox_url or os.environ.get("E2B_SANDBOX_URL")
-        self._template, self._command, self._port = template, command, port
-        self._env_vars = dict(env_vars or {})
-        self._lease_s, self._start_timeout_s = lease_s, start_timeout_s
-        self._base = None if sandbox_url is None else sandbox_url.rstrip("/")
-        self._options: dict[str, Any] = {
-            "api_key": key,
-            "api_url": api_url,
-            "sandbox_url": sandbox_url,
-            "request_timeout": request_timeout_s,
-        }
+        self.sandbox_url = self.sandbox_url or os.environ.get("E2B_SANDBOX_URL")
+        self._service = {"api_key": key, "api_url": self.api_url, "sandbox_url": self.sandbox_url}
         self._lease: SandboxLease | None = None
 
     @property
@@ -183,46 +174,46 @@ class RemoteSandboxProvider(OwnedServerProvider):
         if lease is None or lease.ended.is_set():
             return ""
         text = "" if lease.lost is None else f"[{lease.lost}]"
-        if self._command is not None:
+        if self.command is not None:
             with suppress(Exception):
                 text = str(lease.inner.files.read(LOG))[-OUTPUT_BYTES:] + text
         return text
 
     def _launch(self) -> str:
-        deadline = time.monotonic() + self._start_timeout_s
         with self._translate_errors():
             sandbox = self._client.Sandbox.create(
-                self._template, timeout=round(self._lease_s), envs=self._env_vars, **self._options
+                self.template,
+                timeout=round(self.lease_s),
+                envs=dict(self.env_vars or {}),
+                request_timeout=self.request_timeout_s,
+                **self._service,
             )
-            lease = self._lease = SandboxLease(sandbox, self._lease_s)
+            lease = self._lease = SandboxLease(sandbox, self.lease_s)
             self._ending = weakref.finalize(self, lease.end)
-            if self._command is not None:
-                command = f"exec {shlex.join(self._command)} >{LOG} 2>&1"
+            if self.command is not None:
+                command = f"exec {shlex.join(self.command)} >{LOG} 2>&1"
                 sandbox.commands.run(command, background=True, timeout=0)
-            if self._base is None:
-                url = f"https://{sandbox.get_host(self._port)}"
-            else:
-                url = f"{self._base}/sandboxes/{sandbox.sandbox_id}/ports/{self._port}"
+            url = f"https://{sandbox.get_host(self.port)}"
+            if self.sandbox_url is not None:
+                url = f"{self.sandbox_url.rstrip('/')}/sandboxes/{sandbox.sandbox_id}/ports/{self.port}"
 
         def pause(seconds: float) -> None:
             if lease.ended.wait(seconds):
-                raise ProviderError(f"expected {self._template} to start, but it was stopped meanwhile")
+                raise ProviderError(f"expected {self.template} to start, but it was stopped meanwhile")
             if not self.alive:
                 raise ServerStartError(
-                    f"expected {self._template} to start, but its sandbox ended", self.output()
+                    f"expected {self.template} to start, but its sandbox ended", self.output()
                 )
 
-        left_s = deadline - time.monotonic()
-        fault = wait_healthy(
-            lambda left: healthy(url, min(left, 10.0)), left_s, pause, factor=REMOTE_POLL_FACTOR
+        wait_healthy(
+            f"{self.template} at {url}",
+            lambda left_s: healthy(url, min(left_s, 10.0)),
+            self.start_timeout_s,
+            pause,
+            factor=REMOTE_POLL_FACTOR,
+            output=self.output,
         )
-        if fault is None:
-            return url
-        raise ServerStartError(
-            f"expected {url} to be healthy within {self._start_timeout_s:g} s, got {fault}; name its command and its "
-            "port, or raise start_timeout_s",
-            self.output(),
-        )
+        return url
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -242,7 +233,7 @@ class RemoteSandboxProvider(OwnedServerProvider):
         except (client.AuthenticationException, client.SandboxException) as error:
             refused_key = isinstance(error, client.AuthenticationException)
             status = 401 if refused_key else getattr(error, "status_code", None)
-            raise SandboxRefusedError(f"the service refused {self._template}: {error}", status) from error
+            raise SandboxRefusedError(f"the service refused {self.template}: {error}", status) from error
 
 
 def healthy(url: str, timeout_s: float) -> str | None:
@@ -260,6 +251,6 @@ def healthy(url: str, timeout_s: float) -> str | None:
         status = response.json()["status"]
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"HTTP {response.status_code} on /health, without a status"
     return None if status == "healthy" else f"status {status!r}"

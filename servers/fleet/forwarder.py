@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -45,12 +46,13 @@ _MARKS = (b"session", b"\\")
 """A body without any of these names neither a session nor the method above, not even escaped."""
 
 
+@dataclass(kw_only=True)
 class Forwarder:
     """ASGI middleware in front of a worker's application.
 
     Requests on this worker's private socket have already been forwarded and are never forwarded again.
 
-    Args:
+    Attributes:
         app: This worker's application.
         index: This worker's index.
         workers: Number of workers.
@@ -59,72 +61,50 @@ class Forwarder:
         find_free_worker: Returns a worker with room for a new session if this one has none, otherwise None.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        index: int,
-        workers: int,
-        private: str,
-        peers: UnixPeers,
-        find_free_worker: Callable[[], int | None],
-    ) -> None:
-        self._app = app
-        self._index = index
-        self._workers = workers
-        self._private = private
-        self._peers = peers
-        self._find_free_worker = find_free_worker
+    app: ASGIApp
+    index: int
+    workers: int
+    private: str
+    peers: UnixPeers
+    find_free_worker: Callable[[], int | None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection here, or forward it to its worker."""
-        kind = scope["type"]
-        if kind == "lifespan":
-            await self._app(scope, receive, send)
-            await self._peers.close()
-        elif kind == "websocket" and not self._was_forwarded(scope):
-            await self._socket(scope, receive, send)
-        elif kind == "http" and not self._was_forwarded(scope):
-            await self._http(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            await self.peers.close()
+            return
+        server, worker = scope.get("server"), None
+        if server is None or server[0] != self.private:  # the public socket may be a Unix socket too
+            if scope["type"] == "websocket":
+                worker = self._place_socket(scope)
+            elif (path := path_of(scope)).startswith(_PAGE):
+                worker = self._worker_for(_named_session(scope) or WEB_SESSION)
+            elif path in _STEPS:
+                worker = self._worker_for(_named_session(scope))
+            elif is_mcp(scope):
+                body = b""
+                if scope["method"] == "POST":  # the guard has read the body whole and limited its size
+                    body = (await receive()).get("body", b"")
+                    receive = replay(body, receive)
+                worker = self._place_mcp(scope, body)
+        if worker is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self.peers.socket(worker, scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self.peers.http(worker, scope, receive, send)
 
-    def _was_forwarded(self, scope: Scope) -> bool:
-        server = scope.get("server")
-        return server is not None and server[0] == self._private  # the public socket may be a Unix socket too
-
-    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _place_socket(self, scope: Scope) -> int | None:
+        """Return the worker for a WebSocket; None to serve it here."""
         path = path_of(scope)
-        worker = None
         if path == _WATCH:
-            worker = self._worker_for(WEB_SESSION)
-        elif path in _SOCKETS:
-            query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            keys = ("session_id", RESUME, SNAPSHOT) if path == SESSION_PATH else ()
-            worker = self._worker_for(next((query[key][0] for key in keys if key in query), None))
-        if worker is None:
-            await self._app(scope, receive, send)
-        else:
-            await self._peers.socket(worker, scope, receive, send)
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = path_of(scope)
-        body = b""
-        worker = None
-        if path in _STEPS or path.startswith(_PAGE):
-            worker = self._worker_for(
-                _named_session(scope) or (WEB_SESSION if path.startswith(_PAGE) else None)
-            )
-            if worker is not None and scope["method"] == "POST":
-                body, receive = await _read_body(receive)
-        elif is_mcp(scope):
-            if scope["method"] == "POST":
-                body, receive = await _read_body(receive)
-            worker = self._place_mcp(scope, body)
-        if worker is None:
-            await self._app(scope, receive, send)
-        else:
-            await self._peers.http(worker, scope, body, receive, send)
+            return self._worker_for(WEB_SESSION)
+        if path not in _SOCKETS:
+            return None
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        keys = ("session_id", RESUME, SNAPSHOT) if path == SESSION_PATH else ()
+        return self._worker_for(next((query[key][0] for key in keys if key in query), None))
 
     def _place_mcp(self, scope: Scope, body: bytes) -> int | None:
         """Return the worker for a request to /mcp; None to serve it here, as when it has no session and opens none."""
@@ -143,9 +123,9 @@ class Forwarder:
     def _worker_for(self, session: str | None) -> int | None:
         """Return the worker to forward a connection to; None to serve it here."""
         if session is None or session == NEW:
-            return self._find_free_worker()
-        worker = worker_of(session, self._workers)
-        return worker if worker != self._index else None
+            return self.find_free_worker()
+        worker = worker_of(session, self.workers)
+        return worker if worker != self.index else None
 
 
 def _named_session(scope: Scope) -> str | None:
@@ -154,9 +134,3 @@ def _named_session(scope: Scope) -> str | None:
         return requested_session_id(Request(scope))
     except RefusalError:
         return None  # the application reports the error
-
-
-async def _read_body(receive: Receive) -> tuple[bytes, Receive]:
-    """Return the body, and a `receive` that yields it again. The guard has read it whole and limited its size."""
-    body: bytes = (await receive()).get("body", b"")
-    return body, replay(body, receive)

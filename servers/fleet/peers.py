@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +20,6 @@ from servers.sessions import REQUEST_WAIT_S
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
-    from websockets.http11 import Response
 
 logger = logging.getLogger("servers")
 
@@ -30,11 +28,8 @@ _CONNECT_TIMEOUT_S: Final = 5.0
 _KEEPALIVE_EXPIRY_S: Final = 30.0
 """How long an unused connection is kept: less than the server keeps it, so that the server never closes it first."""
 
-_START_POLL_INTERVAL_S: Final = 0.02
-"""Interval of checks for the socket of a worker that is starting."""
-
-_STREAM_SILENCE_TIMEOUT_S: Final = 60.0
-"""Seconds of silence on a stream after which its worker is presumed dead; a live one sends something every 15."""
+_MIN_SILENCE_TIMEOUT_S: Final = 60.0
+"""Least seconds of silence in a response after which its worker is presumed dead; streams send something every 15."""
 
 _DEADLINE_MARGIN_S: Final = 15.0
 """Seconds beyond a step's deadline, so that the worker itself can report that the deadline has passed."""
@@ -42,17 +37,7 @@ _DEADLINE_MARGIN_S: Final = 15.0
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """Replies come from the environment; clients accept up to 100 MB."""
 
-_HOP_BY_HOP: Final = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"upgrade",
-        b"expect",
-        b"date",
-    )
-)
+_HOP_BY_HOP: Final = frozenset(b"connection keep-alive transfer-encoding te upgrade expect date".split())
 _HANDSHAKE_HEADERS: Final = (b"host", b"connection", b"upgrade", b"sec-websocket-")
 
 _ABNORMAL: Final = 1006
@@ -68,20 +53,21 @@ class UnixPeers:
         path: Returns the path of a worker's socket.
         reply_s: Seconds that a worker may take to reply, beside a wait for a slot, or between two pieces of a response;
             None: no limit.
-        connect_s: Seconds to connect to a worker, which may still be starting.
     """
 
-    def __init__(
-        self, path: Callable[[int], str], reply_s: float | None, connect_s: float = _CONNECT_TIMEOUT_S
-    ) -> None:
+    def __init__(self, path: Callable[[int], str], reply_s: float | None) -> None:
         self._path = path
         self._reply_s = None if reply_s is None else reply_s + _DEADLINE_MARGIN_S
-        self._connect_s = connect_s
         self._pools: dict[int, httpcore.AsyncConnectionPool] = {}
 
-    async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    async def http(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request and return its response; the client's disconnection cancels the request."""
-        await while_connected(receive, self._request(worker, scope, body, send))
+        body = bytearray()
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                await while_connected(receive, self._request(worker, scope, bytes(body), send))
+                return
 
     async def socket(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay a WebSocket in both directions until it closes."""
@@ -89,13 +75,15 @@ class UnixPeers:
 
         await receive()  # websocket.connect
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await _wait_for_socket(self._path(worker))
             peer = await while_connected(receive, self._connect(worker, scope))
             if peer is None:
                 return
         except InvalidStatus as refused:
-            await _pass_refusal(refused.response, send)
+            response = refused.response
+            kind = (b"content-type", response.headers.get("Content-Type", "text/plain").encode())
+            head = {"status": response.status_code, "headers": [kind]}
+            await send({"type": "websocket.http.response.start", **head})
+            await send({"type": "websocket.http.response.body", "body": response.body or b""})
             return
         except (OSError, TimeoutError, WebSocketException) as error:
             await send({"type": "websocket.accept"})
@@ -128,10 +116,8 @@ class UnixPeers:
         target = scope["raw_path"] + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=b"http", host=b"worker", port=None, target=target)
         wait_s = wait_of(scope["headers"], REQUEST_WAIT_S)
-        started = is_event_stream = False
+        started = False
         try:
-            async with asyncio.timeout(self._connect_s):
-                await _wait_for_socket(self._path(worker))
             async with (
                 asyncio.timeout(None if self._reply_s is None else self._reply_s + wait_s) as deadline,
                 self._pool(worker).stream(
@@ -139,24 +125,22 @@ class UnixPeers:
                     url,
                     headers=headers,
                     content=body,
-                    extensions={"timeout": {"connect": self._connect_s}},
+                    extensions={"timeout": {"connect": _CONNECT_TIMEOUT_S}},
                 ) as response,
             ):
                 dropped = _HOP_BY_HOP
                 if any(name.lower() == b"transfer-encoding" for name, _ in response.headers):
                     dropped |= {b"content-length"}  # beside it a length is void (RFC 9112)
-                headers_kept = _without(response.headers, dropped)
-                kind = dict(headers_kept).get(b"content-type", b"")
-                started, is_event_stream = True, kind.startswith(b"text/event-stream")
-                await send(
-                    {"type": "http.response.start", "status": response.status, "headers": headers_kept}
-                )
+                head = {"status": response.status, "headers": _without(response.headers, dropped)}
+                started = True
+                await send({"type": "http.response.start", **head})
                 async for chunk in response.aiter_stream():
                     deadline.reschedule(None)  # the client may read slowly
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                     if self._reply_s is not None:
-                        silence_s = _STREAM_SILENCE_TIMEOUT_S if is_event_stream else self._reply_s
+                        silence_s = max(self._reply_s, _MIN_SILENCE_TIMEOUT_S)
                         deadline.reschedule(asyncio.get_running_loop().time() + silence_s)
+                await send({"type": "http.response.body", "body": b""})
         except (OSError, TimeoutError, httpcore.NetworkError, httpcore.ProtocolError) as error:
             reason = str(error) or type(error).__name__
             logger.warning("worker %d did not answer: %s", worker, reason)
@@ -166,11 +150,7 @@ class UnixPeers:
                     "sessions are gone: reset"
                 )
                 await send_refusal(HttpRefusalError(502, text), scope, send)
-            if not is_event_stream:
-                return True  # the server then drops the connection if the response is incomplete
-        # If the worker dies after its stream has begun, the stream ends without the reply, which the client notices.
-        await send({"type": "http.response.body", "body": b""})
-        return True
+        return True  # if the response is incomplete, the server drops the connection
 
     def _pool(self, worker: int) -> httpcore.AsyncConnectionPool:
         if worker not in self._pools:
@@ -208,15 +188,6 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) ->
     return [(name.lower(), value) for name, value in headers if name.lower() not in names]
 
 
-async def _wait_for_socket(path: str) -> None:
-    """Wait, without a limit, until the socket file of a worker exists: the worker may start later than this one.
-
-    The file of a dead worker still exists, but refuses connections. Abstract sockets (of Linux) need no file.
-    """
-    while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - stat does not block, and there is no event to wait for
-        await asyncio.sleep(_START_POLL_INTERVAL_S)
-
-
 async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: Send) -> None:
     up = asyncio.create_task(_relay_to_worker(peer, receive))
     down = asyncio.create_task(_relay_to_caller(worker, peer, send))
@@ -228,14 +199,10 @@ async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: 
     finally:
         for task in (up, down):
             task.cancel()
-        await asyncio.wait([up, down])
-    for task in (up, down):
-        if (
-            not task.cancelled()
-            and (error := task.exception()) is not None
-            and not isinstance(error, OSError)
-        ):
-            raise error
+        outcomes = await asyncio.gather(up, down, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception) and not isinstance(outcome, OSError):
+            raise outcome
 
 
 async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
@@ -249,13 +216,12 @@ async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
         except ConnectionClosed:
             # `_relay_to_caller` closes the client's side.
             await asyncio.get_running_loop().create_future()
-    code = message.get("code") or _NORMAL
     if is_break(message):
         peer.transport.abort()  # the worker must see a break too: it may keep the session for a reconnecting client
-    elif code not in (_NO_CODE, _ABNORMAL):
-        await peer.close(code, message.get("reason") or "")
-    elif code == _NO_CODE:
+    elif message["code"] == _NO_CODE:
         await peer.close()
+    else:
+        await peer.close(message["code"], message.get("reason") or "")
 
 
 async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) -> None:
@@ -265,10 +231,7 @@ async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) ->
     try:
         while True:
             frame = await peer.recv()
-            if isinstance(frame, str):
-                await send({"type": "websocket.send", "text": frame})
-            else:
-                await send({"type": "websocket.send", "bytes": frame})
+            await send({"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame})
     except ConnectionClosed as closed:
         if peer.close_code in (None, _ABNORMAL):
             # A reconnecting client learns that the session is gone; an error frame would look like the environment's.
@@ -284,9 +247,3 @@ async def _close_broken(worker: int, error: Exception, send: Send, *, silent: bo
     if not silent:
         await send({"type": "websocket.send", "text": frames.encode_error(SESSION_ERROR, text)})
     await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
-
-
-async def _pass_refusal(response: "Response", send: Send) -> None:
-    headers = [(b"content-type", response.headers.get("Content-Type", "text/plain").encode())]
-    await send({"type": "websocket.http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": response.body or b""})

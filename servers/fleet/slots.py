@@ -8,7 +8,6 @@ slot may be free.
 
 import asyncio
 import fcntl
-import logging
 import mmap
 import os
 import time
@@ -20,18 +19,14 @@ from typing import Final
 from servers.metrics import create_unnamed_file
 from servers.sessions.slots import FullError, SessionSlots
 
-logger = logging.getLogger("servers")
-
 _NUMBER_BYTES: Final = 8
 _HEAD, _HEARTBEAT, _ENDING, _WAITING, _COUNTS = range(5)
 """Places in a worker's row, the last one of its first count."""
 
-LOCK_TIMEOUT_S: Final = 0.5
+LOCK_TIMEOUT_S: Final = 0.1
 """Seconds to wait for the lock, which is normally held for microseconds; a holder beyond that is not running."""
 POLL_INTERVAL_S: Final = 0.0005
 """Interval of attempts to acquire the lock."""
-LOCK_BACKOFF_S: Final = 5.0
-"""Seconds after a timeout during which this process does not wait for the lock again."""
 
 HEARTBEAT_INTERVAL_S: Final = 1.0
 """Interval at which a worker checks its queue if nothing wakes it."""
@@ -65,7 +60,6 @@ class SlotTable:
         self.rows = [numbers[start : start + size] for start in range(0, len(numbers), size)]
         self.counts = [row[_COUNTS : _COUNTS + columns] for row in self.rows]
         self.arrivals = [row[_COUNTS + columns :] for row in self.rows]
-        self._next_wait_at = 0.0
 
     @staticmethod
     def size(workers: int, columns: int, queue_size: int) -> int:
@@ -92,31 +86,13 @@ class SlotTable:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
-        started_at = time.monotonic()
-        while True:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while time.monotonic() < deadline:
             with suppress(BlockingIOError):
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            if (now := time.monotonic()) - started_at > LOCK_TIMEOUT_S or now < self._next_wait_at:
-                if now >= self._next_wait_at:
-                    logger.warning(
-                        "the lock of the slots is held by a process that is not running; continuing without it"
-                    )
-                    self._next_wait_at = now + LOCK_BACKOFF_S
-                return False
             time.sleep(POLL_INTERVAL_S)
-
-    def count_total(self) -> int:
-        """Return all slots in use."""
-        return sum(map(sum, self.counts))
-
-    def add(self, worker: int, column: int, change: int) -> None:
-        """Add `change` to one count."""
-        self.counts[worker][column] += change
-
-    def count_waiting(self) -> int:
-        """Return the number of waiting newcomers."""
-        return sum(row[_WAITING] for row in self.rows)
+        return False
 
     def dequeue(self, worker: int, arrival: int) -> None:
         """Remove a newcomer from its worker's queue, if it is there."""
@@ -125,14 +101,6 @@ class SlotTable:
         if index < size and arrivals[index] == arrival:
             arrivals[index : size - 1] = arrivals[index + 1 : size]
             self.rows[worker][_WAITING] = size - 1
-
-    def has_earlier(self, worker: int, arrival: int) -> bool:
-        """Return whether the next newcomer of another live worker arrived earlier."""
-        oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
-        return any(
-            0 < row[_HEAD] < arrival and row[_HEARTBEAT] > oldest and other != worker
-            for other, row in enumerate(self.rows)
-        )
 
     def wake_others(self, worker: int | None = None) -> None:
         """Wake the other workers that have waiting newcomers."""
@@ -174,11 +142,9 @@ class SharedSlots(SessionSlots):
         waker: int = -1,
     ) -> None:
         super().__init__(total, per_owner, local)
-        self._table = table
-        self._worker = worker
+        self._table, self._worker, self._waker = table, worker, waker
         self._row = table.rows[worker]
         self._columns = {owner: column for column, owner in enumerate(owners)}
-        self._waker = waker
         self._on_release: Callable[[], None] = lambda: None
         self._local_waiting = 0  # newcomers waiting in this worker
         self._timer: asyncio.TimerHandle | None = None
@@ -186,7 +152,7 @@ class SharedSlots(SessionSlots):
     @property
     def active(self) -> int:
         """Slots in use over all workers."""
-        return self._table.count_total()
+        return sum(self.by_worker)
 
     @property
     def by_worker(self) -> list[int]:
@@ -207,19 +173,25 @@ class SharedSlots(SessionSlots):
         table = self._table
         with table.hold_lock():
             shortage = self.find_shortage(owner, count)
-            if shortage is None and arrival is not None and table.has_earlier(self._worker, arrival):
-                shortage = FullError("session", table.count_total(), self.total, count)
+            if shortage is None and arrival is not None and self._has_earlier(arrival):
+                shortage = FullError("session", self.active, self.total, count)
             if shortage is None:
                 if arrival is not None:  # first, lest other workers count the newcomer twice
                     table.dequeue(self._worker, arrival)
-                table.add(self._worker, self._columns[owner], count)
+                table.counts[self._worker][self._columns[owner]] += count
         if shortage is not None:
             raise shortage
+
+    def _has_earlier(self, arrival: int) -> bool:
+        """Return whether the next newcomer of another live worker arrived earlier."""
+        oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
+        others = (row for row in self._table.rows if row is not self._row)
+        return any(0 < row[_HEAD] < arrival and row[_HEARTBEAT] > oldest for row in others)
 
     def release(self, owner: str) -> None:
         """Return a slot of this caller."""
         with self._table.hold_lock():
-            self._table.add(self._worker, self._columns[owner], -1)
+            self._table.counts[self._worker][self._columns[owner]] -= 1
         self._table.wake_others(self._worker)
 
     @property
@@ -234,7 +206,7 @@ class SharedSlots(SessionSlots):
     @property
     def waiting(self) -> int:
         """Waiting newcomers over all workers."""
-        return self._table.count_waiting()
+        return sum(row[_WAITING] for row in self._table.rows)
 
     def listen(self, on_release: Callable[[], None]) -> None:
         """Set the callback for slots that may be free in other workers; called only while a newcomer waits here."""

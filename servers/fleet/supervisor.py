@@ -29,6 +29,9 @@ MAX_BACKOFF_S: Final = 5.0
 STEADY_UPTIME_S: Final = 10.0
 """A worker that lived this long is restarted at once."""
 
+REPORT_TIMEOUT_S: Final = 1.0
+"""Seconds to wait, at a worker's end, for what it has said; a process that it has left may keep its end open."""
+
 KILL_AFTER_DRAIN_S: Final = 5.0
 """Seconds beyond the drain after which workers are killed; they end themselves sooner."""
 
@@ -37,15 +40,7 @@ KILL_AFTER_DRAIN_S: Final = 5.0
 class _Worker:
     plan: WorkerPlan
     process: asyncio.subprocess.Process | None = None
-    output: bytes = b""
-
-    def listen(self, fd: int) -> None:
-        """Read what the worker reports about its start."""
-        with suppress(BlockingIOError):
-            chunk = os.read(fd, 65_536)
-            self.output += chunk
-            if not chunk:
-                asyncio.get_running_loop().remove_reader(fd)
+    output: bytes = b""  # what it has reported about its start
 
     def signal(self, number: signal.Signals) -> None:
         if self.process is not None:
@@ -89,12 +84,13 @@ class Supervisor:
         queue_size = plan.settings.max_waiting
         slots = SlotTable.create(plan.workers, self._columns, queue_size)
         counts = SharedCounts.create(plan.workers)
-        pipes = [os.pipe() for _ in range(plan.workers)]
-        wakers = tuple(write for _, write in pipes)
-        for pipe in pipes:
-            for end in pipe:
-                os.set_blocking(end, False)
+        pipes = [end for _ in range(plan.workers) for end in os.pipe()]
+        wakers = tuple(pipes[1::2])
+        for end in pipes:
+            os.set_blocking(end, False)
         table = SlotTable(slots, plan.workers, self._columns, queue_size, wakers)
+        # They are this process's, so that a connection to a worker that is being restarted waits for it.
+        private = [socket.socket(socket.AF_UNIX) for _ in range(plan.workers)]
         try:
             workers = [
                 _Worker(
@@ -102,15 +98,19 @@ class Supervisor:
                         plan,
                         index=index,
                         listener=self._listeners[index % len(self._listeners)].fileno(),
+                        private=private[index].fileno(),
                         slots=slots,
                         counts=counts,
-                        waker=pipes[index][0],
+                        waker=pipes[2 * index],
                         wakers=wakers,
                         folder=folder,
                     )
                 )
                 for index in range(plan.workers)
             ]
+            for worker, listener in zip(workers, private, strict=True):
+                listener.bind(worker.plan.private_socket(worker.plan.index))
+                listener.listen()
             loop.add_signal_handler(signal.SIGUSR1, self._cordon, workers)
             keepers = [asyncio.create_task(self._keep_running(worker, table)) for worker in workers]
             await asyncio.wait(
@@ -122,7 +122,9 @@ class Supervisor:
             if errors:
                 raise errors[0]
         finally:
-            for end in (slots, counts, *(end for pipe in pipes for end in pipe)):
+            for listener in private:
+                listener.close()
+            for end in (slots, counts, *pipes):
                 os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
@@ -182,38 +184,30 @@ class Supervisor:
 
     async def _run_worker(self, worker: _Worker) -> None:
         """Run one worker process until it exits."""
-        worker.output = b""
-        ready, write = os.pipe()
-        plan = replace(worker.plan, ready=write)
+        worker.output, plan = b"", worker.plan
+        ours, theirs = socket.socketpair()
+        # It stays open: end of file tells the worker that this process is gone.
+        reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            process = worker.process = await asyncio.create_subprocess_exec(
-                *module_command("servers.fleet.worker"),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(plan.listener, plan.slots, plan.counts, write, plan.waker, *plan.wakers),
-            )
-        except BaseException:
-            os.close(ready)
-            raise
-        finally:
-            os.close(write)
-        loop = asyncio.get_running_loop()
-        os.set_blocking(ready, False)
-        loop.add_reader(ready, self._listen, worker, ready)
-        assert process.stdin is not None
-        try:
-            # The pipe stays open: end of file tells the worker that this process is gone.
-            process.stdin.write(plan.to_json() + b"\n")
+            with theirs:
+                process = worker.process = await asyncio.create_subprocess_exec(
+                    *module_command("servers.fleet.worker"),
+                    stdin=theirs.fileno(),
+                    pass_fds=(plan.listener, plan.private, plan.slots, plan.counts, plan.waker, *plan.wakers),
+                )
+            writer.write(plan.to_json() + b"\n")
             if self._stopping.is_set():  # set while the worker was being started
                 worker.signal(signal.SIGTERM)
+            reading = asyncio.create_task(self._read_report(worker, reader))
             await process.wait()
-            worker.listen(ready)
+            await asyncio.wait([reading], timeout=REPORT_TIMEOUT_S)
+            reading.cancel()
         finally:
-            loop.remove_reader(ready)
-            os.close(ready)
-            process.stdin.close()
+            writer.close()
 
-    def _listen(self, worker: _Worker, ready: int) -> None:
-        worker.listen(ready)
+    async def _read_report(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            worker.output = await reader.read(65_536)
         if worker.output == READY and self._cordoned:
             worker.signal(signal.SIGUSR1)
         if worker.output == READY and self._on_started is not None:

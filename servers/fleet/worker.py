@@ -1,10 +1,11 @@
 """One worker process of a fleet: `python -m servers.fleet.worker`, started by the supervisor.
 
-Its standard input is a pipe from the supervisor, which carries the plan and nothing else. When the supervisor ends, for
-any reason, so does the pipe, and the worker ends too.
+Its standard input is a socket to the supervisor, which sends the plan and nothing else, and reads how the start went.
+When the supervisor ends, for any reason, so does the connection, and the worker ends too.
 """
 
 import os
+import shutil
 import socket
 import sys
 from contextlib import suppress
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 FAILED: Final = 2
 """Exit status of a worker that cannot start, and would not if it were restarted."""
 
-_PEER_SOCKET_TIMEOUT_S: Final = 1.0
-"""Seconds to wait for a connection to another worker's socket."""
-
 READY: Final = b"\x01"
 """Written to the supervisor when the worker accepts connections; a worker that cannot start writes the reason."""
 
@@ -36,11 +34,11 @@ class WorkerPlan(ServePlan):
     Attributes:
         index: This worker's index.
         workers: Number of workers.
+        private: File descriptor of its private socket.
         slots: File descriptor of the slot table.
         counts: File descriptor of the shared metrics.
         waker: File descriptor that becomes readable when this worker must check its queue.
         wakers: File descriptors that wake each worker.
-        ready: File descriptor to write READY, or the reason of a failed start, to.
         supervisor: Process id of the supervisor, which removes the folder if it lives.
         folder: Folder of the workers' private sockets.
     """
@@ -48,11 +46,11 @@ class WorkerPlan(ServePlan):
     workers: int
     supervisor: int
     index: int = 0
+    private: int = -1
     slots: int = -1
     counts: int = -1
     waker: int = -1
     wakers: tuple[int, ...] = ()
-    ready: int = -1
     folder: str = ""
 
     def private_socket(self, worker: int) -> str:
@@ -63,14 +61,14 @@ class WorkerPlan(ServePlan):
 def main() -> int:
     """Run the worker."""
     plan, lifeline = _take_plan()
-    for fd in (plan.listener, plan.slots, plan.counts, plan.ready, plan.waker, *plan.wakers):
+    for fd in (plan.listener, plan.private, plan.slots, plan.counts, plan.waker, *plan.wakers):
         os.set_inheritable(fd, False)
     try:
         return _serve(plan, lifeline)
     except OpenEnvError as error:
         # All workers fail alike, so the supervisor reports it, once.
-        with suppress(OSError):  # the worker was healthy before, and the pipe is closed
-            os.write(plan.ready, str(error).encode())
+        with suppress(OSError):  # the supervisor was killed
+            os.write(lifeline, str(error).encode())
         return FAILED
     except KeyboardInterrupt:
         return 0  # during the start; the supervisor received the interrupt too
@@ -79,42 +77,21 @@ def main() -> int:
 
 
 def _remove_leftovers(plan: WorkerPlan) -> None:
-    if os.getppid() == plan.supervisor:
-        return
-    # The supervisor was killed, so the workers must remove its folder; the last one can. A worker that was killed too,
-    # or whose successor had not yet received its plan, has left a socket that refuses connections.
-    own = plan.private_socket(plan.index)
-    with suppress(OSError):
-        for entry in os.scandir(plan.folder):
-            if entry.path == own or not _is_answering(entry.path):
-                os.unlink(entry.path)
-        os.rmdir(plan.folder)
-
-
-def _is_answering(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(_PEER_SOCKET_TIMEOUT_S)
-        try:
-            peer.connect(path)
-        except ConnectionRefusedError:
-            return False
-        except OSError:  # such as a full backlog
-            return True
-    return True
+    """Remove the folder of a supervisor that was killed; the other workers are ending too."""
+    if os.getppid() != plan.supervisor:
+        shutil.rmtree(plan.folder, ignore_errors=True)
 
 
 def _take_plan() -> tuple[WorkerPlan, int]:
     lifeline = os.dup(0)  # not inheritable
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(lifeline, 1)  # one byte at a time, to read nothing beyond the line
-        if not byte:
-            sys.exit(0)  # the supervisor has ended already
-        line += byte
+    with open(lifeline, "rb", buffering=0, closefd=False) as stream:
+        line = stream.readline()  # which reads nothing beyond the line
+    if not line.endswith(b"\n"):
+        sys.exit(0)  # the supervisor has ended already
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return WorkerPlan.from_json(bytes(line)), lifeline
+    return WorkerPlan.from_json(line), lifeline
 
 
 def _serve(plan: WorkerPlan, lifeline: int) -> int:
@@ -123,20 +100,11 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
 
     configure_logging(plan.log_level, plan.settings.tokens)
     served = _assemble(plan)
-    path = plan.private_socket(plan.index)
-    if os.path.exists(path):
-        os.unlink(path)
-    with socket.socket(fileno=plan.listener) as listener, socket.socket(socket.AF_UNIX) as private:
-        try:
-            private.bind(path)
-        except FileNotFoundError:
-            return 0  # the supervisor was killed, and the other workers have removed the folder
-        private.listen()
+    with socket.socket(fileno=plan.listener) as listener, socket.socket(fileno=plan.private) as private:
 
         def ready() -> None:
-            with suppress(BrokenPipeError):  # the supervisor was killed; the lifeline reports that too
-                os.write(plan.ready, READY)
-            os.close(plan.ready)
+            with suppress(OSError):  # the supervisor was killed; the end of file says so, too
+                os.write(lifeline, READY)
 
         return host(
             served,
@@ -203,7 +171,7 @@ def _assemble(plan: WorkerPlan) -> "Assembled":
     slots = app.sessions.slots
     assert isinstance(slots, SharedSlots)
     forwarder = Forwarder(
-        app.serve_admitted,
+        app=app.serve_admitted,
         index=plan.index,
         workers=workers,
         private=plan.private_socket(plan.index),

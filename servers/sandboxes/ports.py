@@ -64,15 +64,8 @@ class Ports:
             await send_refusal(HttpRefusalError(429, text), scope, send)
             return True
         number = await self._open_forward(record, port)
-        if scope["type"] == "websocket":
-            await self._peers.socket(number, scope, receive, send)
-            return True
-        body = bytearray()
-        while (message := await receive())["type"] == "http.request":
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                await self._peers.http(number, scope, bytes(body), receive, send)
-                break
+        forward = self._peers.socket if scope["type"] == "websocket" else self._peers.http
+        await forward(number, scope, receive, send)
         return True
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from free_ports import free_port
-from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner
+from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner, pids_of
 
 from openenv_core import (
     ConfigurationError,
@@ -59,12 +59,15 @@ def test_a_killed_owner_leaves_no_container(engine: DockerEngine, hostile_image:
 
 HALFWAY = """
 import sys, time
-from openenv_core.providers.docker import container as starting
-def created(engine, container, options):
-    print(container.id, flush=True)
-    time.sleep(100)
-starting._run = created
-starting.start_container(sys.argv[1])
+from openenv_core.providers.docker import DockerEngine, start_container
+call = DockerEngine.call
+def call_until_start(self, method, path, **options):
+    if path.endswith("/start"):
+        print(path.split("/")[2], flush=True)
+        time.sleep(100)
+    return call(self, method, path, **options)
+DockerEngine.call = call_until_start
+start_container(sys.argv[1])
 """
 
 
@@ -157,8 +160,8 @@ def test_leftovers_of_owner_and_companion_are_removed_at_the_next_start(
         ("die", "ended with exit code 3"),
         # Engines lose the kernel's notice where a container ends quickly; then it is said as what it may be.
         ("memory", r"exit code 137(, killed for its memory|; something killed it: raise memory if)"),
-        ("silent", "healthy on port 8000 within 2 s"),
-        ("drip", "healthy on port 8000 within 2 s"),
+        ("silent", "on port 8000 to be healthy within 2 s"),
+        ("drip", "on port 8000 to be healthy within 2 s"),
     ],
 )
 def test_failed_start_reports_why_and_leaves_no_container(
@@ -185,8 +188,8 @@ def test_death_of_a_running_server_is_detected(engine: DockerEngine, hostile_ima
         assert companion_pids == [companion.ensure(engine.address).pid]
         assert provider.alive
         assert provider.container is not None
-        assert len(provider.container.pids()) >= 2  # init and the server
-        os.kill(provider.container.pids()[0], signal.SIGKILL)
+        assert len(pids_of(provider.container)) >= 2  # init and the server
+        os.kill(pids_of(provider.container)[0], signal.SIGKILL)
         eventually(lambda: not provider.alive)
         assert "[the container ended with exit code 137]" in provider.output()
 

@@ -1,5 +1,6 @@
 """A fleet of containers on a real engine: a rolling update under load, scale-in, restarts."""
 
+import socket
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from openenv_core.cli.fleet import COMMAND
 from openenv_core.cli.main import run
 from openenv_core.providers import DockerFleet
 from openenv_core.providers.docker import DockerEngine
+from openenv_core.providers.docker import fleet as docker_fleet
 from openenv_core.providers.docker.fleet import FLEET
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
@@ -48,6 +50,19 @@ def test_clients_of_a_fleet_notice_nothing_of_an_update(engine: DockerEngine, bl
         fleet.wait_ready(2)
         assert fleet.urls() == urls
     assert engine.list_labelled(f"{FLEET}={fleet.name}") == []
+
+
+def test_a_port_that_was_taken_meanwhile_is_replaced(
+    engine: DockerEngine, blackjack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1]]
+        free_port = docker_fleet._free_port
+        monkeypatch.setattr(docker_fleet, "_free_port", lambda: ports.pop() if ports else free_port())
+        with DockerFleet(blackjack, 1, memory="256m") as fleet:
+            assert len(fleet.urls()) == 1
+            assert fleet.urls()[0] != f"http://127.0.0.1:{taken.getsockname()[1]}"
+    assert ports == []
 
 
 @pytest.mark.soak

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import serving
+from owned_containers import pids_of
 from serve_process import eventually
 
 from openenv_core import (
@@ -203,7 +204,7 @@ def test_absent_engine_is_waited_for_but_a_crashing_inner_side_is_not(
 
     monkeypatch.setattr(relay, "MIN_PAUSE_S", 0.0)
     starting: Any = relay.Relay(Engine(), "id", 1)  # type: ignore[arg-type]
-    eventually(lambda: starting.failure() == "no such container")
+    eventually(lambda: starting.failure == "no such container")
     assert 14 <= len(ends) < 20  # all of the engine's absence, and a few of the others
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", starting.port))
@@ -227,7 +228,7 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
         with ThreadPoolExecutor(4) as pool:
             ends = [pool.submit(play, number) for number in range(4)]
             playing.wait(WAIT_TIMEOUT_S)
-            os.kill(container.pids()[0], signal.SIGKILL)
+            os.kill(pids_of(container)[0], signal.SIGKILL)
             assert [type(end.exception(WAIT_TIMEOUT_S)) for end in ends] == [EpisodeLostError] * 4
 
 
@@ -258,7 +259,7 @@ def test_sessions_of_a_container_without_a_network_survive_a_kill_of_its_inner_s
         with ThreadPoolExecutor(32) as pool:
             assert list(pool.map(play, range(32))) == ["lo"] * 32
         assert provider.container is not None
-        [inner] = [pid for pid in provider.container.pids() if "-c" in psutil.Process(pid).cmdline()]
+        [inner] = [pid for pid in pids_of(provider.container) if "-c" in psutil.Process(pid).cmdline()]
         psutil.Process(inner).kill()
         eventually(lambda: answers(provider.url))
         url = provider.url

@@ -18,7 +18,7 @@ from serve_process import eventually
 
 from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFoundError, ProviderError
-from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError, ServerPool
+from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError
 
 WAIT_TIMEOUT_S = 60
 
@@ -45,6 +45,7 @@ class Tiny:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Health)
         self.server.block_on_close = False
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.options = ContainerOptions()
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), name="tiny")
         self.thread.start()
         self.dead = False
@@ -99,6 +100,14 @@ class Home:
             self.starting -= 1
 
 
+class TinyPool(DockerPool):
+    """A pool of a home's members."""
+
+    def __init__(self, start: Callable[[threading.Event], Tiny], size: int, max_starting: int) -> None:
+        super().__init__("no image", size, max_starting=max_starting)
+        self._start_container: Any = lambda: start(self._stopping)
+
+
 @pytest.fixture
 def home() -> Iterator[Home]:
     home = Home()
@@ -115,14 +124,14 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def filled(home: "Home", size: int = 1) -> Iterator[ServerPool[Tiny]]:
+def filled(home: "Home", size: int = 1) -> Iterator[TinyPool]:
     """A pool whose members are all there."""
-    with ServerPool[Tiny](home.start, size, size) as pool:
+    with TinyPool(home.start, size, size) as pool:
         pool.wait(timeout_s=WAIT_TIMEOUT_S)
         yield pool
 
 
-def use_up(pool: ServerPool[Tiny], timeout_s: float) -> None:
+def use_up(pool: TinyPool, timeout_s: float) -> None:
     for _ in range(10):
         pool.lease(timeout_s).close()
 
@@ -132,7 +141,7 @@ def threads() -> list[str]:
 
 
 def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
-    with ServerPool[Tiny](home.start, 2, 1) as pool:
+    with TinyPool(home.start, 2, 1) as pool:
         members = set()
         for _ in range(5):
             with pool.lease(WAIT_TIMEOUT_S) as lease:
@@ -150,7 +159,7 @@ def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
 
 
 def test_pool_never_exceeds_its_size(home: Home) -> None:
-    with ServerPool[Tiny](home.start, 2, 2) as pool:
+    with TinyPool(home.start, 2, 2) as pool:
         first, second = pool.lease(WAIT_TIMEOUT_S), pool.lease(WAIT_TIMEOUT_S)
         with pytest.raises(PoolTimeoutError, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
             pool.lease(0.05)
@@ -178,7 +187,7 @@ def test_health_of_members_is_checked_with_their_token(home: Home) -> None:
         return member
 
     home.makes = with_token
-    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(WAIT_TIMEOUT_S) as lease:
+    with TinyPool(home.start, 1, 1) as pool, pool.lease(WAIT_TIMEOUT_S) as lease:
         assert lease.container.alive()
 
 
@@ -216,7 +225,7 @@ def test_a_dead_member_is_not_handed_out(home: Home, monkeypatch: pytest.MonkeyP
 def test_failed_starts_are_retried_one_at_a_time(home: Home) -> None:
     home.failures = [ProviderError(f"trouble {i}") for i in range(8)]
     home.gate.clear()  # no start fails before all have begun
-    with ServerPool[Tiny](home.start, 3, 3) as pool:
+    with TinyPool(home.start, 3, 3) as pool:
         eventually(lambda: home.starting == 3)
         home.gate.set()
         pool.wait(timeout_s=WAIT_TIMEOUT_S)
@@ -229,7 +238,7 @@ def test_failed_starts_are_retried_one_at_a_time(home: Home) -> None:
 
 def test_lease_timeout_carries_the_last_failure_and_a_missing_image_is_not_waited_for(home: Home) -> None:
     home.failures = [ProviderError("the engine is away")] * 1000
-    with ServerPool[Tiny](home.start, 1, 1) as pool:
+    with TinyPool(home.start, 1, 1) as pool:
         eventually(lambda: pool.state.failed)
         with pytest.raises(
             PoolTimeoutError, match=r"starts failed; the last failure: the engine is away"
@@ -260,7 +269,7 @@ def test_failed_removals_are_retried_and_count_against_the_size(home: Home) -> N
 
 
 def test_closing_ends_running_starts_and_leases(home: Home) -> None:
-    pool = ServerPool[Tiny](home.start, 3, 1)
+    pool = TinyPool(home.start, 3, 1)
     lease = pool.lease(WAIT_TIMEOUT_S)
     pool.wait(2, WAIT_TIMEOUT_S)
     home.gate.clear()
@@ -349,7 +358,7 @@ def test_fork_gets_no_members_and_removes_none(home: Home) -> None:
 
 def test_stop_ends_a_waiting_start_in_another_thread(home: Home) -> None:
     with (
-        ServerPool[Tiny](home.start, 1, 1) as pool,
+        TinyPool(home.start, 1, 1) as pool,
         pool.lease(WAIT_TIMEOUT_S),
         ThreadPoolExecutor(2) as callers,
     ):

@@ -15,7 +15,7 @@ from serving import eventually
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
 from openenv_core.errors import ClientClosedError, EngineRefusedError, ProviderError, ServerStartError
-from openenv_core.providers.base import CallableProvider, OwnedServerProvider, hold_stopped
+from openenv_core.providers.base import CallableProvider, OwnedServerProvider
 from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
 from openenv_core.providers.docker.container import Container, ContainerState
@@ -150,25 +150,27 @@ def test_readiness_check_of_a_container_uses_its_token() -> None:
 
 
 def test_start_after_the_stop_signal_sees_it() -> None:
-    stopping, lock, signalled = threading.Event(), threading.Lock(), threading.Event()
-    lock.acquire()  # a start is under way
+    stopping, signalled, begun = threading.Event(), threading.Event(), threading.Event()
 
-    def start() -> bool:
-        signalled.wait(WAIT_TIMEOUT_S)
-        stopping.clear()  # as every start does
-        was_stopped = stopping.wait(WAIT_TIMEOUT_S)
-        lock.release()
-        return was_stopped
+    class Provider(OwnedServerProvider):
+        def _launch(self) -> str:
+            begun.set()
+            signalled.wait(WAIT_TIMEOUT_S)
+            stopping.clear()  # as every start does
+            assert stopping.wait(WAIT_TIMEOUT_S)
+            raise ProviderError("stopped meanwhile")
 
-    def end() -> None:
-        stopping.set()
-        signalled.set()
+        def _interrupt(self) -> None:
+            stopping.set()
+            signalled.set()
 
+    provider = Provider()
     with ThreadPoolExecutor(1) as threads:
-        starting = threads.submit(start)
-        with hold_stopped(end, lock):
-            assert starting.result(WAIT_TIMEOUT_S)
-    assert not lock.locked()
+        starting = threads.submit(provider.start)
+        assert begun.wait(WAIT_TIMEOUT_S)
+        provider.stop()
+        with pytest.raises(ProviderError, match="stopped meanwhile"):
+            starting.result(WAIT_TIMEOUT_S)
 
 
 # ---- containers that end while they start

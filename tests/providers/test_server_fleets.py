@@ -153,3 +153,22 @@ def test_autoscaling_follows_the_queue(tally: ProcessFleet) -> None:
     load = read_load(tally.urls()[0], tally.token)
     assert load is not None
     assert load.in_use == 0
+
+
+def test_the_end_of_autoscaling_leaves_no_server_that_refuses_sessions(
+    tally: ProcessFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = iter(range(2))
+    env = connect(tally, 1)
+
+    def scale() -> None:
+        with pytest.raises(StopIteration):
+            tally.autoscale(1, 1, lambda: next(looks))
+
+    scaling = threading.Thread(target=scale)
+    scaling.start()
+    eventually(lambda: "waiting for games-1" in caplog.text)
+    assert [env.call_tool("add", amount=1) for _ in range(3)] == [1, 2, 3]
+    env.close()
+    scaling.join(60)
+    assert [server.name for server in tally.servers()] == ["games-0"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from serve_process import eventually as eventually
 
-from openenv_core.providers.docker import DockerEngine
+from openenv_core.providers.docker import Container, DockerEngine
 from openenv_core.providers.docker.sweeper import LABEL
 
 WAIT_TIMEOUT_S = 60
@@ -50,6 +50,13 @@ time.sleep(100)
 
 def exists(engine: DockerEngine, container: str) -> bool:
     return any(each["Id"] == container for each in engine.list_labelled(LABEL))
+
+
+def pids_of(container: Container) -> list[int]:
+    """Return the pids, on the engine's machine, of a container's processes."""
+    top = container.engine.call("GET", f"/containers/{container.id}/top")
+    column = top["Titles"].index("PID")
+    return [int(process[column]) for process in top["Processes"] or ()]
 
 
 class Owning:

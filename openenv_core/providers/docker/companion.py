@@ -30,7 +30,7 @@ RESTART_DELAY_S: Final = 1.0
 class Companion:
     """A companion process, and the thread that restarts it.
 
-    Tracks which containers may exist, so that the exit of a program without containers does not wait for the engine.
+    Knows whether there were containers, so that the exit of a program without any does not wait for the engine.
 
     Attributes:
         labels: Labels of the containers that it removes.
@@ -44,7 +44,7 @@ class Companion:
         self._guard = threading.Lock()  # protects the process and its replacement
         self._changed = threading.Condition()
         self._creating_count = 0
-        self._containers: set[str] = set()
+        self._has_created = False
         self._process = self._spawn()
         threading.Thread(target=self._watch, name="openenv-companion", daemon=True).start()
 
@@ -67,17 +67,13 @@ class Companion:
                     "close what starts containers before the program's end"
                 )
             self._creating_count += 1
-            self._containers.add(name)
+            self._has_created = True
         try:
             yield
         finally:
             with self._changed:
                 self._creating_count -= 1
                 self._changed.notify_all()
-
-    def mark_removed(self, name: str) -> None:
-        """Record that a container does not exist. Takes no lock, because finalizers call it."""
-        self._containers.discard(name)
 
     def close(self, timeout_s: float) -> None:
         """Tell the companion that no more containers will be created, and wait until the existing ones are removed."""
@@ -87,7 +83,7 @@ class Companion:
             while self._creating_count and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             # A container may still be created: send only end of file, as if this program had died.
-            message = b"" if self._creating_count else b"q" if self._containers else b"n"
+            message = b"" if self._creating_count else b"q" if self._has_created else b"n"
         with self._guard:
             if self._process.poll() is not None and message != b"n":
                 self._replace()

@@ -31,7 +31,6 @@ from openenv_core.providers.base import (
     wait_healthy,
 )
 from openenv_core.providers.docker import companion
-from openenv_core.providers.docker.companion import Companion
 from openenv_core.providers.docker.engine import DockerEngine, is_local
 from openenv_core.providers.docker.options import ContainerOptions, find_dropped, options_with, spec
 from openenv_core.providers.docker.relay import Relay
@@ -88,8 +87,8 @@ class Container:
         name: Its name.
         image: Its image.
         options: Its options.
-        companion: The process that removes it after this one.
         url: URL of its server.
+        relay: The way into it if it has no published port.
     """
 
     engine: DockerEngine
@@ -97,19 +96,15 @@ class Container:
     name: str
     image: str
     options: ContainerOptions
-    companion: Companion
     url: str = ""
 
     def __post_init__(self) -> None:
         self._created_at = time.time()
         self._process = os.getpid()
-        mark_removed = self._mark_removed = partial(self.companion.mark_removed, self.name)
-        self._removal = weakref.finalize(
-            self, _remove_forgotten, self.engine, self.id, self._process, mark_removed
-        )
+        self._removal = weakref.finalize(self, _remove_forgotten, self.engine, self.id, self._process)
         # At exit the companion removes all remaining containers at once.
         self._removal.atexit = False
-        self._relay: Relay | None = None
+        self.relay: Relay | None = None
 
     def __repr__(self) -> str:
         return f"Container({self.name!r}, image={self.image!r}, url={self.url!r})"
@@ -119,9 +114,7 @@ class Container:
         try:
             return bool(self.engine.inspect(self.id)["State"]["Running"])
         except EngineRefusedError as error:
-            if error.status == 404:
-                return False
-            raise
+            return error.status != 404
 
     def state(self) -> ContainerState:
         """Return the state of the container."""
@@ -147,12 +140,6 @@ class Container:
         """Return the last lines of the container's output, at most 16 KiB."""
         return self.engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
 
-    def pids(self) -> list[int]:
-        """Return the pids, on the engine's machine, of the container's processes."""
-        top = self.engine.call("GET", f"/containers/{self.id}/top")
-        column = top["Titles"].index("PID")
-        return [int(process[column]) for process in top["Processes"] or ()]
-
     def remove(self, grace_s: float = 0.0) -> None:
         """Stop the container and remove it with its anonymous volumes. Idempotent; call it again if it fails.
 
@@ -161,27 +148,14 @@ class Container:
         """
         if not self._removal.alive or os.getpid() != self._process:
             return
-        if self._relay is not None:
-            self._relay.close()
+        if self.relay is not None:
+            self.relay.close()
         self.engine.remove(self.id, grace_s=grace_s)
         self._removal.detach()
-        self._mark_removed()
-
-    def relay_failure(self) -> str | None:
-        """Return why the relay, if any, has ended; None while it is running."""
-        return None if self._relay is None else self._relay.failure()
-
-    def start_relay(self) -> int:
-        """Start a relay, which needs no network in the container, and return its port."""
-        self._relay = Relay(self.engine, self.id, self.options.port, self.options.host_port)
-        weakref.finalize(self, self._relay.close).atexit = False
-        return self._relay.port
 
 
-def _remove_forgotten(
-    engine: DockerEngine, container: str, process: int, on_gone: Callable[[], None]
-) -> None:
-    """Remove a container that was not closed; in a fork of its owner, do nothing."""
+def _remove_forgotten(engine: DockerEngine, container: str, process: int) -> None:
+    """Remove a container that was not closed, whose relay then ends; in a fork of its owner, do nothing."""
     if os.getpid() != process:
         return
     try:
@@ -189,22 +163,16 @@ def _remove_forgotten(
     except ProviderError as error:
         # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
-    else:
-        on_gone()
 
 
 POLL_INTERVAL_S: Final = 0.25
 """How often to check that a starting container is still running."""
 
-FIRST_RESPONSE_TIMEOUT_S: Final = 0.25
-LAST_RESPONSE_TIMEOUT_S: Final = 5.0
-"""Range of the timeout of a health check, which doubles; the engine keeps connections to an ended server open."""
+RESPONSE_TIMEOUT_S: Final = 5.0
+"""Timeout of a health check; the engine keeps connections to an ended server open."""
 
 ORPHAN_SEARCH_S: Final = 2.0
 """How long to look for a container whose creation was interrupted."""
-
-NOT_REACHED: Final = (FileNotFoundError, ConnectionRefusedError, PermissionError)
-"""Exceptions of requests that did not reach an engine."""
 
 
 class PinnedImage:
@@ -268,33 +236,42 @@ def start_container(
     """
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
-    deadline = time.monotonic() + options.start_timeout_s
     engine.client()  # raises before there is a companion, if there is no engine or no SDK
-    companion_process = companion.ensure(engine.address)
+    owner = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
     # A port is published on the loopback interface of the engine's machine.
     publish = serves and options.network != "none" and is_local(engine.address)
-    requested = spec(image_id or image, options, companion_process.labels, publish=publish)
-    with companion_process.guard_creation(name):
-        container = Container(
-            engine,
-            _create(engine, name, image, requested, companion_process),
-            name,
-            image,
-            options,
-            companion_process,
-        )
+    requested = spec(image_id or image, options, owner.labels, publish=publish)
+    with owner.guard_creation(name):
+        try:
+            created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
+        except EngineRefusedError as error:
+            raise _explain(error, image, requested["Image"], options) from error
+        except BaseException:
+            _forget(engine, name)
+            raise
+        container = Container(engine, str(created["Id"]), name, image, options)
     try:
-        _run(engine, container, options)
+        try:
+            engine.call("POST", f"/containers/{container.id}/start")
+        except EngineRefusedError as error:
+            raise _explain(error, image, requested["Image"], options) from error
         actual = engine.inspect(container.id)
-        _require_honoured(image, requested, actual)
+        if lost := find_dropped(requested, actual):
+            limited = any("MemorySwap" in line for line in lost)
+            raise OptionUnavailableError(
+                f"expected the Docker engine to honour every option of {image}, got {'; '.join(lost)}; its kernel may "
+                "lack the control group" + ("; swap=None does without a limit on swap" if limited else "")
+            )
         if not serves:
             return container
         bindings = (actual["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
         port = next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
-        port = port or container.start_relay()
-        _wait_until_healthy(container, port, deadline, stopping)
+        if port is None:
+            container.relay = Relay(engine, container.id, options.port, options.host_port)
+            port = container.relay.port
+        _wait_until_healthy(container, port, stopping)
         container.url = f"http://{LOOPBACK}:{port}"
     except BaseException:
         with suppress(ProviderError):  # report the original error; the companion keeps trying
@@ -303,18 +280,11 @@ def start_container(
     return container
 
 
-def _wait_until_healthy(
-    container: Container, port: int, deadline: float, stopping: threading.Event | None
-) -> None:
-    answer_s = FIRST_RESPONSE_TIMEOUT_S
+def _wait_until_healthy(container: Container, port: int, stopping: threading.Event | None) -> None:
     next_look = time.monotonic() + POLL_INTERVAL_S
 
     def probe(left_s: float) -> str | None:
-        nonlocal answer_s
-        trouble = health_of(port, min(left_s, answer_s), container.options.token)
-        if trouble is not None and trouble.startswith("TimeoutError"):
-            answer_s = min(2 * answer_s, LAST_RESPONSE_TIMEOUT_S)
-        return trouble
+        return health_of(port, min(left_s, RESPONSE_TIMEOUT_S), container.options.token)
 
     def pause(seconds: float) -> None:
         nonlocal next_look
@@ -322,7 +292,7 @@ def _wait_until_healthy(
             raise ServerStartError(f"expected {container.image} to start, but it was stopped meanwhile")
         if time.monotonic() >= next_look:
             _require_running(container)
-            if (reason := container.relay_failure()) is not None:
+            if container.relay is not None and (reason := container.relay.failure) is not None:
                 raise ServerStartError(
                     f"expected a way into {container.image}, which has no published port, got: {reason}",
                     container.logs(),
@@ -330,16 +300,8 @@ def _wait_until_healthy(
             next_look = time.monotonic() + POLL_INTERVAL_S
         time.sleep(seconds)
 
-    trouble = wait_healthy(probe, deadline - time.monotonic(), pause)
-    if trouble is None:
-        return
-    _require_running(container)
-    raise ServerStartError(
-        f"expected {container.image} to be healthy on port {container.options.port} within "
-        f"{container.options.start_timeout_s:g} s, got {trouble}; raise start_timeout_s if it needs longer, "
-        "or name the port where it listens",
-        container.logs(),
-    )
+    server = f"{container.image} on port {container.options.port}"
+    wait_healthy(server, probe, container.options.start_timeout_s, pause, output=container.logs)
 
 
 def _require_running(container: Container) -> None:
@@ -357,67 +319,39 @@ def _require_running(container: Container) -> None:
     )
 
 
-def _create(
-    engine: DockerEngine, name: str, image: str, requested: dict[str, Any], companion_process: Companion
-) -> str:
-    try:
-        created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
-    except EngineRefusedError as error:
-        companion_process.mark_removed(name)
-        if error.status == 404 and (used := str(requested["Image"])) != image:
-            raise ImageNotFoundError(
-                f"the image {used} was removed from the Docker engine, which {image} named at first; start again "
-                "what uses it, to use the image of that name now"
-            ) from error
-        if error.status == 404:
-            raise _not_found(image) from error
-        if error.status == 400:
-            raise OptionUnavailableError(
-                f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
-                "change the option that it names"
-            ) from error
-        raise
-    except BaseException as error:
-        if isinstance(error.__cause__, NOT_REACHED):
-            companion_process.mark_removed(name)
-        else:
-            _forget(engine, name)
-        raise
-    return str(created["Id"])
+def _explain(error: EngineRefusedError, image: str, used: str, options: ContainerOptions) -> ProviderError:
+    """Return what it means that the engine does not create or start a container.
 
-
-def _run(engine: DockerEngine, container: Container, options: ContainerOptions) -> None:
-    try:
-        engine.call("POST", f"/containers/{container.id}/start")
-    except EngineRefusedError as error:
-        if options.gpus is not None and "gpu" in error.reason:
-            raise OptionUnavailableError(
-                f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without "
-                f"({error.reason}); install the NVIDIA container toolkit there, or leave gpus out"
-            ) from error
-        if "network" in error.reason and options.network not in ("bridge", "none"):
-            raise OptionUnavailableError(
-                f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
-                f"make it with `docker network create {options.network}`"
-            ) from error
-        raise EngineRefusedError(
-            f"expected the Docker engine to start {container.image}, got: {error.reason}; "
-            "change the option that it names, or see the engine's log",
-            error.status,
-            error.reason,
-        ) from error
-
-
-def _require_honoured(image: str, requested: dict[str, Any], actual: dict[str, Any]) -> None:
-    lost = find_dropped(requested, actual)
-    if lost:
-        hint = (
-            "; swap=None does without a limit on swap" if any("MemorySwap" in line for line in lost) else ""
+    Args:
+        error: Its refusal.
+        image: The image's name.
+        used: Name or id of the image that was requested.
+        options: The container's options.
+    """
+    if options.gpus is not None and "gpu" in error.reason:
+        return OptionUnavailableError(
+            f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without ({error.reason}); install "
+            "the NVIDIA container toolkit there, or leave gpus out"
         )
-        raise OptionUnavailableError(
-            f"expected the Docker engine to honour every option of {image}, got {'; '.join(lost)}; "
-            f"its kernel may lack the control group{hint}"
+    if "network" in error.reason and options.network not in ("bridge", "none"):
+        return OptionUnavailableError(
+            f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
+            f"make it with `docker network create {options.network}`"
         )
+    if error.status == 404 and used == image:
+        return _not_found(image)
+    if error.status == 404:
+        return ImageNotFoundError(
+            f"the image {used} was removed from the Docker engine, which {image} named at first; start again "
+            "what uses it, to use the image of that name now"
+        )
+    text = (
+        f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
+        "change the option that it names, or see the engine's log"
+    )
+    if error.status == 400:
+        return OptionUnavailableError(text)
+    return EngineRefusedError(text, error.status, error.reason)
 
 
 def _forget(engine: DockerEngine, name: str) -> None:
@@ -429,7 +363,7 @@ def _forget(engine: DockerEngine, name: str) -> None:
 
 
 class ContainerProvider(OwnedServerProvider):
-    """Base class of the providers of a server in a container, which a subclass takes and gives back.
+    """Base class of the providers of a server in a container, which a subclass takes.
 
     Attributes:
         container: The container; None while it is not running.
@@ -443,18 +377,14 @@ class ContainerProvider(OwnedServerProvider):
     @property
     def alive(self) -> bool:
         """Whether the container is running; False before the start, True while the engine does not respond."""
-        container = self.container
-        if container is None:
-            return False
         try:
-            return container.alive()
+            return self.container is not None and self.container.alive()
         except ProviderError:
             return True  # unknown; the container may outlive its engine
 
     def output(self) -> str:
         """Return the end of the container's output, and how it ended; "" before the start."""
-        container = self.container
-        if container is None:
+        if (container := self.container) is None:
             return ""
         try:
             state, text = container.end_state(), container.logs()
@@ -463,16 +393,12 @@ class ContainerProvider(OwnedServerProvider):
         return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()
 
     @abstractmethod
-    def _take(self) -> Container:
-        """Return a container whose server is healthy; raise if `_stopping` is set meanwhile."""
-
-    @abstractmethod
-    def _give_back(self, container: Container) -> None:
-        """Release the container."""
+    def _take(self) -> tuple[Container, Callable[[], None]]:
+        """Return a container whose server is healthy, and what releases it; raise if `_stopping` is set meanwhile."""
 
     def _launch(self) -> str:
         self._stopping.clear()
-        self.container = self._take()
+        self.container, self._release = self._take()
         return self.container.url
 
     def _interrupt(self) -> None:
@@ -480,9 +406,8 @@ class ContainerProvider(OwnedServerProvider):
 
     def _stop(self) -> None:
         if self.container is not None:
-            self._give_back(self.container)
-            self.container = None
-        self.url = None
+            self._release()
+        self.container = self.url = None
 
 
 class LocalDockerProvider(ContainerProvider):
@@ -510,11 +435,9 @@ class LocalDockerProvider(ContainerProvider):
         self.image = image
         self.options = options_with(options, fields)
 
-    def _take(self) -> Container:
-        return start_container(self.image, self.options, stopping=self._stopping)
-
-    def _give_back(self, container: Container) -> None:
-        container.remove(self.options.stop_timeout_s)
+    def _take(self) -> tuple[Container, Callable[[], None]]:
+        container = start_container(self.image, self.options, stopping=self._stopping)
+        return container, partial(container.remove, self.options.stop_timeout_s)
 
 
 def provider_for(

@@ -6,10 +6,9 @@ import json
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +31,7 @@ DEFAULT_SOCKET: Final = "/var/run/docker.sock"
 
 
 def find_engine() -> EngineAddress:
-    """Return the engine's address, from DOCKER_HOST, the current context or the usual socket.
+    """Return the engine's address, from DOCKER_HOST, the current context or the default socket.
 
     Raises:
         ConfigurationError: The address is invalid or not supported.
@@ -44,10 +43,12 @@ def find_engine() -> EngineAddress:
         return _check_address(
             EngineAddress(host, folder if host.startswith("tcp") else None, verify), "DOCKER_HOST"
         )
-    name = os.environ.get("DOCKER_CONTEXT") or _read_docker_config().get("currentContext") or "default"
-    if name != "default":
+    name = os.environ.get("DOCKER_CONTEXT")
+    with suppress(OSError, ValueError, AttributeError):  # there is no such file, or it is of no use
+        name = name or json.loads((_config_folder() / "config.json").read_text()).get("currentContext")
+    if name and name != "default":
         return _of_context(str(name))
-    return EngineAddress(f"unix://{_usual_socket()}")
+    return EngineAddress(f"unix://{DEFAULT_SOCKET}")
 
 
 def is_local(address: EngineAddress) -> bool:
@@ -77,14 +78,6 @@ def _config_folder() -> Path:
     return Path(os.environ.get("DOCKER_CONFIG") or Path(os.path.expanduser("~")) / ".docker")
 
 
-def _read_docker_config() -> dict[str, Any]:
-    try:
-        document = json.loads((_config_folder() / "config.json").read_text())
-    except (OSError, ValueError, RuntimeError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
 def _of_context(name: str) -> EngineAddress:
     identity = hashlib.sha256(name.encode()).hexdigest()
     folder = _config_folder() / "contexts"
@@ -105,15 +98,6 @@ def _of_context(name: str) -> EngineAddress:
         ),
         f"the Docker context {name!r}",
     )
-
-
-def _usual_socket() -> str:
-    places = [DEFAULT_SOCKET]
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        places.append(f"{runtime}/docker.sock")
-    if sys.platform == "darwin":
-        places.append(str(Path(os.path.expanduser("~")) / ".docker" / "run" / "docker.sock"))
-    return next((place for place in places if os.path.exists(place)), DEFAULT_SOCKET)
 
 
 HOW_TO: Final = (
@@ -176,7 +160,7 @@ class DockerEngine:
 
     @classmethod
     def find(cls) -> "DockerEngine":
-        """Return the engine named by DOCKER_HOST, the current context or the usual socket.
+        """Return the engine named by DOCKER_HOST, the current context or the default socket.
 
         Raises:
             ConfigurationError: The address is invalid or not supported.
@@ -344,15 +328,12 @@ class DockerEngine:
         async def read_all() -> bool:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await attach(self.address, exec_id)
-            try:
+            with closing(writer), suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while len(output) < most and (piece := await reader.read_any()):
                         output.extend(piece)
-                return len(output) < most
-            except TimeoutError:
-                return False
-            finally:
-                writer.close()
+                    return len(output) < most
+            return False
 
         with self._translate_errors(f"POST /exec/{exec_id}/start", timeout_s):
             ended = run_async_safely(read_all())
@@ -385,14 +366,10 @@ class DockerEngine:
             key: value if isinstance(value, str) else json.dumps(value)
             for key, value in (query or {}).items()
         }
-        is_archive = isinstance(body, bytes)
-        headers = {"Content-Type": "application/x-tar" if is_archive else "application/json"}
-        sent = body if body is None or is_archive else json.dumps(body)
+        content = {"data": body} if isinstance(body, bytes) else {"json": body}
         with (
             self._translate_errors(f"{method} {path}", timeout_s),
-            client.request(
-                method, url, params, sent, headers if sent else None, timeout=timeout_s, stream=True
-            ) as response,
+            client.request(method, url, params=params, timeout=timeout_s, stream=True, **content) as response,
         ):
             data = bytearray()
             for piece in response.iter_content(1 << 16):

@@ -1,10 +1,11 @@
 """Fleets of environment servers in containers of one Docker engine on this machine."""
 
 import json
+import re
 from contextlib import nullcontext
 from typing import Any, Final, Self
 
-from openenv_core.errors import ProviderError
+from openenv_core.errors import EngineRefusedError, ProviderError
 from openenv_core.providers.base import LOOPBACK, TOKENS, health_of, listen
 from openenv_core.providers.docker import companion
 from openenv_core.providers.docker.container import PinnedImage
@@ -22,6 +23,9 @@ DRAIN_TIMEOUT_S: Final = 20
 """Seconds that a server has to end: its own drain, and a margin."""
 
 HEALTH_TIMEOUT_S: Final = 2.0
+
+PORT_TAKEN: Final = re.compile("port is already allocated|address already in use")
+PORT_ATTEMPTS: Final = 5
 
 
 class DockerFleet(ServerFleet):
@@ -89,37 +93,44 @@ class DockerFleet(ServerFleet):
         """Drain a server, and start a container of the current image at the same URL, if the container runs."""
         server = self._find(name)
         self._remove([server], grace_s=DRAIN_TIMEOUT_S)
-        port = _free_port() if server.url is None else int(server.url.rpartition(":")[2])
-        self._start_container(name, port)
+        self._start_container(name, None if server.url is None else int(server.url.rpartition(":")[2]))
         self._wait(lambda: self._find(name).ready, timeout_s, f"{name} to be healthy; see docker logs {name}")
 
     def _resize(self, servers: int) -> None:
         known = self.servers()
         self._remove([server for server in known if server.number >= servers], grace_s=DRAIN_TIMEOUT_S)
         for number in {*range(servers)} - {server.number for server in known}:
-            self._start_container(f"{self.name}-{number}", _free_port())
+            self._start_container(f"{self.name}-{number}")
 
     def _cordon(self, server: FleetServer) -> None:
         self._engine.call("POST", f"/containers/{server.name}/kill", query={"signal": "SIGUSR1"})
 
-    def _start_container(self, name: str, port: int) -> None:
-        engine, options = self._engine, options_with(self._options, {"host_port": port})
+    def _start_container(self, name: str, port: int | None = None) -> None:
+        """Start a container at a port, or at another if something has taken that."""
+        engine = self._engine
         image = PinnedImage(self._image).id(engine)
         fields = {key: getattr(self._options, key) for key in self._options.model_fields_set}
         kept = json.dumps([self._image, fields], default=dict)  # some are read-only mappings
-        labels = {FLEET: self.name, OPTIONS: kept}
         owner = None if self._detached else companion.ensure(engine.address)
-        with nullcontext() if owner is None else owner.guard_creation(name):
-            body = spec(image, options, labels | (owner.labels if owner else {}), publish=True)
+        labels = {FLEET: self.name, OPTIONS: kept, **(owner.labels if owner else {})}
+        for attempt in range(PORT_ATTEMPTS):
+            options = options_with(self._options, {"host_port": port or _free_port()})
+            body = spec(image, options, labels, publish=True)
             body["HostConfig"]["RestartPolicy"] = {"Name": "unless-stopped"}
-            engine.call("POST", "/containers/create", query={"name": name}, body=body)
-        engine.call("POST", f"/containers/{name}/start")
+            with nullcontext() if owner is None else owner.guard_creation(name):
+                engine.call("POST", "/containers/create", query={"name": name}, body=body)
+            try:
+                engine.call("POST", f"/containers/{name}/start")
+                return
+            except EngineRefusedError as error:
+                port = None
+                if attempt + 1 == PORT_ATTEMPTS or not PORT_TAKEN.search(error.reason):
+                    raise
+            engine.remove(name)
 
     def _remove(self, servers: list[FleetServer], grace_s: int) -> None:
         for server in servers:
             self._engine.remove(server.name, grace_s=grace_s)
-            if not self._detached:
-                companion.ensure(self._engine.address).mark_removed(server.name)
 
 
 def _free_port() -> int:

@@ -227,11 +227,15 @@ def _present(**fields: Any) -> dict[str, Any]:
 
 def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return the requested options that the engine did not apply."""
-    config = actual.get("Config") or {}
-    lines = _differences("HostConfig", requested["HostConfig"], actual.get("HostConfig"))
-    for place in ("Labels", "User", "Entrypoint", "Cmd"):
-        if place in requested:
-            lines += _differences(place, requested[place], config.get(place))
+    host, config = actual.get("HostConfig") or {}, actual.get("Config") or {}
+    pairs = {f"HostConfig.{name}": (asked, host.get(name)) for name, asked in requested["HostConfig"].items()}
+    for name in requested.keys() & {"Labels", "User", "Entrypoint", "Cmd"}:
+        pairs[name] = requested[name], config.get(name)
+    lines = [
+        f"{place}: asked {asked!r}, got {got!r}"
+        for place, (asked, got) in pairs.items()
+        if not _has(got, asked)
+    ]
     # Only names, because the values may be secrets.
     missing = [each.partition("=")[0] for each in requested["Env"] if each not in (config.get("Env") or ())]
     return lines + ([f"Env: asked {missing!r}, got none"] if missing else [])
@@ -272,26 +276,12 @@ def _gpus(gpus: str | int) -> dict[str, Any]:
     return request
 
 
-def _differences(place: str, requested: Any, actual: Any) -> list[str]:
-    """Describe where `actual` lacks or differs from what was requested; it may have more."""
+def _has(actual: Any, requested: Any) -> bool:
+    """Whether what was applied has all that was requested; it may have more."""
     if isinstance(requested, Mapping):
-        if not isinstance(actual, Mapping):
-            return [f"{place}: asked {dict(requested)!r}, got {actual!r}"] if requested else []
-        return [
-            line
-            for key, value in requested.items()
-            for line in _differences(f"{place}.{key}", value, actual.get(key))
-        ]
-    if isinstance(requested, Sequence) and not isinstance(requested, str):
-        if requested and isinstance(requested[0], Mapping):
-            if not isinstance(actual, Sequence) or len(actual) != len(requested):
-                return [f"{place}: asked {requested!r}, got {actual!r}"]
-            pairs = zip(requested, actual, strict=True)
-            return [line for a, f in pairs for line in _differences(place, a, f)]
-        missing = [each for each in requested if each not in (actual or ())]
-        return [f"{place}: asked {missing!r}, got {actual!r}"] if missing else []
-    return (
-        []
-        if requested == actual or (not requested and not actual)
-        else [f"{place}: asked {requested!r}, got {actual!r}"]
-    )
+        return all(_has((actual or {}).get(key), one) for key, one in requested.items())
+    if not requested:
+        return not actual
+    if isinstance(requested, list):
+        return all(any(_has(each, one) for each in actual or ()) for one in requested)
+    return bool(actual == requested)

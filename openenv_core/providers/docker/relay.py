@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import os
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from openenv_core.errors import EngineUnavailableError, OpenEnvError, ProviderError
 from openenv_core.loop_thread import shared_loop
@@ -40,6 +40,7 @@ class Relay:
 
     Attributes:
         port: The port to connect to.
+        failure: Why the relay has ended; None while it is running.
 
     Raises:
         ProviderError: The host port is in use.
@@ -51,13 +52,9 @@ class Relay:
         except OSError as error:
             raise ProviderError(f"expected host_port {host_port} to be free, got: {error}") from error
         self.port = int(self._listener.getsockname()[1])
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._process = os.getpid()
         self._running = shared_loop().submit(self._run, engine, container, port)
-
-    def failure(self) -> str | None:
-        """Return why the relay has ended; None while it is running."""
-        return self._failure
 
     def close(self) -> None:
         """End the relay, and all its connections; in a fork of its owner, do nothing."""
@@ -81,7 +78,7 @@ class Relay:
                 break
             failures = failures + 1 if time.monotonic() - begin < STEADY_UPTIME_S else 0
             await asyncio.sleep(MIN_PAUSE_S * 2**failures)
-        self._failure = reason
+        self.failure = reason
         self._listener.close()
 
     async def _run_once(self, engine: DockerEngine, container: str, port: int) -> None:
@@ -90,17 +87,12 @@ class Relay:
         exec_id = await asyncio.to_thread(engine.create_exec, container, command, AttachStdin=True)
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             reader, writer = await attach(engine.address, exec_id)
-        try:
+        with closing(writer):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 await _expect_hello(reader)
             outer = mux.Mux(reader, writer)
-            server = await asyncio.start_server(outer.open, sock=self._listener.dup(), backlog=2048)
-            try:
+            with closing(await asyncio.start_server(outer.open, sock=self._listener.dup(), backlog=2048)):
                 await outer.run()
-            finally:
-                server.close()
-        finally:
-            writer.close()
 
 
 async def _expect_hello(reader: ExecReader) -> None:

@@ -2,10 +2,10 @@
 
 `main` is the program of a process of its own, with the arguments ADDRESS (JSON of an `EngineAddress`) OWNER RUN.
 
-Its standard input is a pipe whose other end only the program holds. A byte on it says that the program is exiting and
-creates no more containers; the byte "n", that it also knows of none left. End of file, or a changed parent, means that
-the program died, possibly during a request. Then every container labelled with OWNER and RUN is removed, with retries,
-because the engine may be restarting; after "n" a single attempt is made.
+Its standard input is a pipe whose other end only the program holds. The byte "q" says that the program is exiting and
+creates no more containers; "n", that it has had none. End of file, or a changed parent, means that the program died,
+possibly during a request. Then every container labelled with OWNER and RUN is removed, with retries, because the engine
+may be restarting; after "n" a single attempt is made.
 
 At its own start it removes the containers of owners that died together with their companions.
 """
@@ -14,7 +14,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import threading
 import time
 import uuid
@@ -46,10 +45,8 @@ MAX_BACKOFF_S = 0.25
 QUIET_PERIOD_S = 5.0
 """How long no container must be found after a death: the engine may still process the program's last request."""
 
-SEARCH_TIMEOUT_S = 600.0
-"""When to give up on an engine that does not come back. The next owner's companion removes the rest."""
-
-NOTHING_LEFT = b"n"
+SEARCH_TIMEOUTS_S = {b"": 600.0, b"q": 20.0, b"n": 0.0}
+"""When to give up on an engine that does not come back, by the message. The next owner's companion removes the rest."""
 
 MAX_CONCURRENT_REMOVALS = 8
 
@@ -101,17 +98,10 @@ def is_gone(other: OwnerProcess) -> bool | None:
 
 def _start(pid: int) -> str | None:
     """Return a process's start time; "" for a zombie, None if unknown."""
-    with suppress(OSError, IndexError):
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The program's name, in parentheses, may contain anything.
-            fields = file.read().rpartition(b")")[2].split()
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        # The program's name, in parentheses, may contain anything.
+        fields = file.read().rpartition(b")")[2].split()
         return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
-    if os.path.exists("/proc/self/stat"):
-        return None
-    with suppress(OSError, subprocess.SubprocessError):
-        ps = ["ps", "-o", "lstart=", "-p", str(pid)]
-        text = subprocess.run(ps, capture_output=True, text=True, timeout=5, check=True).stdout
-        return "".join(each for each in text if each.isalnum()) or None
     return None
 
 
@@ -139,12 +129,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=sweep, args=(engine, owner), daemon=True).start()
     message = read_last_message(owner.pid)
     ours = f"{LABEL}={label}", f"{RUN}={run}"
-    return clean(
-        engine,
-        ours,
-        0.0 if message else QUIET_PERIOD_S,
-        0.0 if message == NOTHING_LEFT else SEARCH_TIMEOUT_S,
-    )
+    return clean(engine, ours, 0.0 if message else QUIET_PERIOD_S, SEARCH_TIMEOUTS_S[message])
 
 
 def read_last_message(owner: int) -> bytes:
