@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,9 +14,8 @@ from openenv_core.errors import ClientError, ExecutionError, ValidationFailedErr
 from openenv_core.loop_thread import shared_loop
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.frames import RequestDecoder, decode_reply, encode_observation
+from openenv_core.protocol.frames import RequestDecoder
 from openenv_core.targets import AppDescription
-from openenv_core.types import StepResult
 
 EPISODES: Final = 10
 """Number of episodes that a check plays, each with its own seed."""
@@ -37,14 +35,12 @@ MAX_REFUSED_IN_A_ROW: Final = 25
 REFUSAL_CAUSE: Final = "refuses valid actions"
 """The cause of every failure of an environment that refuses the actions that its schema allows."""
 
-_COMPARED: Final = ("observation", "reward", "done")
-
 Result: TypeAlias = dict[str, Any]
 """The result of a reset or a step in comparable form: {observation, reward, done}, or {error}."""
 
 
 class LocalEnvironment:
-    """An environment instance played in this process.
+    """An instance of the environment in this process, for what only its own objects show.
 
     Its methods return the environment's own objects, and raise the client's exceptions. It gets copies of the options,
     which it may change, at every reset.
@@ -54,25 +50,19 @@ class LocalEnvironment:
         reset_options: Options for every reset.
 
     Raises:
-        CheckError: The environment's constructor raised.
+        ExecutionError: The environment's constructor raised.
     """
 
     def __init__(self, app: AppDescription, reset_options: Mapping[str, Any] | None = None) -> None:
         self._reset_options = dict(reset_options or {})
         self._decoder: RequestDecoder[Any] = RequestDecoder(app.action)
-        try:
-            self._instance = app.factory()
-        except Exception as error:
-            raise CheckError(
-                f"expected the environment's constructor to return, got {type(error).__name__}: {error}",
-                change="make the constructor work without arguments, any number of times",
-            ) from error
+        self._instance = self._call(app.factory)
 
     def reset(self, **options: Any) -> Any:
         """Begin an episode, with those of the options that the environment accepts."""
-        method = _method(self._instance, "reset")
+        method = method_of(self._instance, "reset")
         return self._call(
-            method, **_accepted_options(method, copy.deepcopy({**self._reset_options, **options}))
+            method, **accepted_options(method, copy.deepcopy({**self._reset_options, **options}))
         )
 
     def step(self, action: Any) -> Any:
@@ -81,26 +71,7 @@ class LocalEnvironment:
             decoded = self._decoder.action(action, 0)
         except RefusalError as refusal:
             raise ValidationFailedError(refusal.message, refusal.code) from refusal
-        return self._call(_method(self._instance, "step"), decoded)
-
-    @property
-    def forkable(self) -> bool:
-        """Whether the environment declares that it can be forked."""
-        return getattr(self._instance, "FORKABLE", False) is True
-
-    @contextmanager
-    def snapshot(self) -> Iterator[Any]:
-        """Yield a snapshot of the instance's state, closed after the block."""
-        state = self._call(self._instance.snapshot)
-        try:
-            yield state
-        finally:
-            if callable(close := getattr(state, "close", None)):
-                self._call(close)
-
-    def restore(self, state: Any) -> None:
-        """Continue from a snapshot of another instance."""
-        self._call(self._instance.restore, state)
+        return self._call(method_of(self._instance, "step"), decoded)
 
     def __enter__(self) -> Self:
         return self
@@ -118,19 +89,13 @@ class LocalEnvironment:
             raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
 
 
-def takes_seed(app: AppDescription) -> bool | None:
-    """Return whether the environment's reset accepts a seed; None if a factory hides its class."""
-    if not isinstance(app.factory, type):
-        return None
-    return "seed" in _accepted_options(_method(app.factory, "reset"), {"seed": 0})
-
-
-def _method(environment: Any, name: str) -> Callable[..., Any]:
+def method_of(environment: Any, name: str) -> Callable[..., Any]:
+    """Return the method of an environment, or of its class, that a server calls."""
     method: Callable[..., Any] = getattr(environment, f"{name}_async", None) or getattr(environment, name)
     return method
 
 
-def _accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+def accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that a method accepts, as a server would pass them."""
     parameters = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -175,17 +140,12 @@ class Turn:
         return bool(getattr(self.result, "done", False))
 
     @property
-    def wire_result(self) -> Result:
-        """The result as sent over the wire."""
+    def comparable(self) -> Result:
+        """The result of a turn over the wire, without metadata: it is meant for logs, and may contain the time."""
         if self.error is not None:
             return {"error": self.error}
-        if isinstance(self.result, StepResult):
-            return {name: getattr(self.result, name) for name in _COMPARED}
-        try:
-            data = decode_reply(encode_observation(self.result), "observation")
-        except Exception:  # a server answers any exception with this code
-            return {"error": codes.EXECUTION_ERROR}
-        return {name: data[name] for name in _COMPARED}
+        observation = {name: value for name, value in self.result.observation.items() if name != "metadata"}
+        return {"observation": observation, "reward": self.result.reward, "done": self.result.done}
 
 
 def turns(
@@ -228,32 +188,33 @@ def continue_turns(
             return
 
 
-def play(
-    environment: "Client | LocalEnvironment", seed: int, actions: Iterable[dict[str, Any]], **options: Any
-) -> list[Result]:
+def play(client: Client, seed: int, actions: Iterable[dict[str, Any]], **options: Any) -> list[Result]:
     """Play an episode until it is done or out of actions; return its results in comparable form.
 
     Raises:
         CheckError: The environment refuses too many actions in a row, or the server does not reply.
     """
     with expect_answer(f"an episode with seed {seed}"):
-        return [
-            turn.wire_result
-            for turn in turns(environment, seed, actions, **{"episode_id": EPISODE_ID, **options})
-        ]
+        episode = turns(client, seed, actions, **{"episode_id": EPISODE_ID, **options})
+        return [turn.comparable for turn in episode]
 
 
 def play_episode(
     subject: Subject,
-    client: Client,
+    environment: "Client | LocalEnvironment",
     seed: int,
     *,
     steps: int = STEPS,
     seconds: float = SUFFICIENT_PLAY_S,
     **reset_options: Any,
 ) -> Iterator[Turn]:
-    """Play an episode over the wire; yield each turn, without refusals."""
-    return _limit_turns(turns(client, seed, subject.actions(seed), **reset_options), steps, seconds)
+    """Play an episode; yield each turn, without refusals."""
+    deadline = time.monotonic() + seconds
+    for turn in turns(environment, seed, subject.actions(seed), **reset_options):
+        if turn.error is None:
+            yield turn
+            if turn.action is not None and (turn.step >= steps or time.monotonic() > deadline):
+                return
 
 
 def play_episodes(subject: Subject, client: Client) -> Iterator[Turn]:
@@ -266,7 +227,7 @@ def play_in_process(subject: Subject) -> Iterator[Turn]:
     """Play a check's episodes in this process; yield each turn, with the environment's own objects."""
     for seed in seeds():
         with LocalEnvironment(subject.app, subject.reset_options) as environment:
-            yield from _limit_turns(turns(environment, seed, subject.actions(seed)), STEPS, SUFFICIENT_PLAY_S)
+            yield from play_episode(subject, environment, seed)
 
 
 def seeds() -> Iterator[int]:
@@ -285,17 +246,6 @@ def draw_actions(subject: Subject, seed: int, max_steps: int = STEPS) -> list[di
     return [next(chosen) for _ in range(steps)]
 
 
-def _limit_turns(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator[Turn]:
-    deadline = math.inf
-    for turn in episode:
-        if turn.error is None:
-            yield turn
-            if turn.action is None:
-                deadline = time.monotonic() + seconds
-            elif turn.step >= steps or time.monotonic() > deadline:
-                return
-
-
 @contextmanager
 def expect_answer(action: str) -> Iterator[None]:
     """Turn client errors in the block into `CheckError`."""
@@ -311,25 +261,14 @@ def expect_answer(action: str) -> Iterator[None]:
 
 
 def find_difference(first: Sequence[Result], second: Sequence[Result]) -> str | None:
-    """Return a description of the first difference between two episodes, or None.
-
-    Metadata is ignored: it is meant for logs, and may contain the time.
-    """
+    """Return a description of the first difference between two episodes, or None."""
     for number, (left, right) in enumerate(zip(first, second, strict=False)):
-        if (difference := _find_difference(_to_comparable(left), _to_comparable(right), "")) is not None:
+        if (difference := _find_difference(left, right, "")) is not None:
             position = "the reset" if number == 0 else f"step {number}"
             return f"at {position}, {difference}"
     if len(first) != len(second):
         return f"one ends after {len(first) - 1} steps and the other after {len(second) - 1}"
     return None
-
-
-def _to_comparable(result: Result) -> Result:
-    observation = result.get("observation")
-    if isinstance(observation, dict):
-        observation = {name: value for name, value in observation.items() if name != "metadata"}
-        return {**result, "observation": observation, "metadata": None}
-    return result
 
 
 def _find_difference(left: Any, right: Any, path: str) -> str | None:

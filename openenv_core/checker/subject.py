@@ -18,6 +18,7 @@ from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplica
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (
     ConfigurationError,
+    ConnectionFailedError,
     ImageNotFoundError,
     OpenEnvError,
     ProtocolError,
@@ -72,19 +73,6 @@ class CheckLimits:
 
 SubjectServer: TypeAlias = LocalProcessProvider | LocalDockerProvider
 """The provider of a server of the subject."""
-
-
-def start_server(provider: SubjectServer) -> str:
-    """Start a provider's server and return its URL; CheckError if it does not become healthy."""
-    try:
-        return str(provider.start())
-    except ProviderError as error:
-        provider.stop()
-        raise CheckError(
-            f"expected a server that starts, got: {error}",
-            change="make the application importable and its server healthy; run `ropewalk serve` with the same "
-            "target to see its output",
-        ) from error
 
 
 def container_of(server: SubjectServer) -> Any:
@@ -149,9 +137,9 @@ class Subject:
         text = self.target.text
         if self.kind is TargetKind.URL:
             try:
-                self.health_status()
-            except CheckError as error:
-                raise ConfigurationError(f"{error.message}; start it first") from None
+                self.schema  # noqa: B018 - is kept
+            except ConnectionFailedError as error:
+                raise ConfigurationError(f"{error}; start it first") from None
         elif self.kind is TargetKind.IMAGE:
             _require_image(text)
         elif self.kind is TargetKind.PATH and Path(text).is_dir() and not is_environment_folder(Path(text)):
@@ -259,24 +247,29 @@ class Subject:
             if self._start_failure is not None:
                 raise self._start_failure
             if self._shared is None or not self._shared.alive:
-                first = self._shared is None
-                server = self._shared = self._new_server()
                 try:
-                    start_server(server)
+                    self._shared = self._start_server()
                 except CheckError as failure:
-                    if first:  # every check would fail likewise, each after the same wait
+                    if self._shared is None:  # every check would fail likewise, each after the same wait
                         self._start_failure = failure
                     raise
             return self._shared
 
-    def _new_server(self, env_vars: Mapping[str, str] | None = None) -> SubjectServer:
+    def _start_server(self, env_vars: Mapping[str, str] | None = None) -> SubjectServer:
         if self._closed:
             raise NotApplicableError("the checker is shutting down")
         server: SubjectServer = provider_of(
             self.target, env_vars=env_vars, start_timeout_s=self.limits.start_timeout_s
         )
-        with self._lock:
-            self._servers.append(server)
+        self._servers.append(server)
+        try:
+            server.start()
+        except ProviderError as error:
+            raise CheckError(
+                f"expected a server that starts, got: {error}",
+                change="make the application importable and its server healthy; run `ropewalk serve` with the same "
+                "target to see its output",
+            ) from error
         return server
 
     @contextmanager
@@ -292,14 +285,11 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             raise NotApplicableError("the checker cannot start, kill or measure a server at a URL")
-        server = self._new_server(env_vars)
+        server = self._start_server(env_vars)
         try:
-            start_server(server)
             yield server
         finally:
             server.stop()
-            with self._lock:
-                self._servers.remove(server)
 
     @contextmanager
     def server_or_url(self) -> Iterator[tuple[str, SubjectServer | None]]:
@@ -308,8 +298,7 @@ class Subject:
             yield self.url, None
             return
         with self.server() as server:
-            assert server.url is not None
-            yield server.url, server
+            yield str(server.url), server
 
     def client(self, url: str | None = None, **options: Any) -> Client:
         """Return an unconnected client with dicts for models, for a `with`."""
@@ -324,35 +313,20 @@ class Subject:
         frame_client.reset_options = self.reset_options
         return frame_client.sync()
 
-    def health_status(self, url: str | None = None) -> int:
-        """Return the status of GET /health of a server, the shared one by default.
-
-        Raises:
-            CheckError: The request gets no reply.
-        """
-        import httpx
-
-        from openenv_core.proxies import client_for
-
-        address = url or self.url
-        try:
-            with client_for(address, self.token) as http:
-                return http.get(f"{address}/health", timeout=self.limits.step_timeout_s).status_code
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CheckError(
-                f"expected a server at {address} that answers, got {type(error).__name__}: {error}",
-                change="see the server's output, for example under `ropewalk serve`",
-            ) from error
-
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """The reply of GET /schema: the JSON schemas of action, observation and state.
+        """The reply of GET /schema of the shared server; see `fetch_schema`."""
+        return self.fetch_schema(self.url)
+
+    def fetch_schema(self, url: str) -> dict[str, Any]:
+        """Return the reply of a server to GET /schema: the JSON schemas of action, observation and state.
 
         Raises:
             CheckError: The reply does not contain these.
+            ConnectionFailedError: There is no reply.
         """
         try:
-            return asyncio.run(fetch_schema(self.url, token=self.token, timeout_s=self.limits.step_timeout_s))
+            return asyncio.run(fetch_schema(url, token=self.token, timeout_s=self.limits.step_timeout_s))
         except ProtocolError as error:
             raise CheckError(
                 f"expected GET /schema to answer with action, observation and state, got: {error}",
