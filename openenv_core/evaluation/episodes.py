@@ -93,42 +93,6 @@ def _task(settings: EvaluationSettings, task: int, sibling: int) -> tuple[int, J
     return task, {"split": settings.split, "index": task, "seed": settings.seed + sibling}
 
 
-async def count_tasks(settings: EvaluationSettings, url: str, token: str | None) -> int:
-    """Return the number of tasks to play: `settings.episodes`, or fewer if the split has fewer.
-
-    Raises:
-        ConfigurationError: The environment has no such split, or no tasks at all.
-    """
-    if settings.split is None:
-        return settings.episodes
-    base, split = http_url(url), settings.split
-
-    def fetch_count() -> int:
-        with client_for(base, token) as http:
-            (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
-            reply = http.post(f"{base}/{name}/num_tasks", json={"split": split}, timeout=settings.timeout_s)
-            if reply.status_code != httpx.codes.OK:
-                raise ConfigurationError(f"expected an environment with a split {split!r}: {reply.text:.300}")
-            return int(reply.json()["num_tasks"])
-
-    try:
-        return min(settings.episodes, await asyncio.to_thread(fetch_count))
-    except ConfigurationError:
-        raise
-    except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(
-            f"expected a server that counts the tasks of --split {split}, got {error!r}; leave --split out to "
-            "play seeds"
-        ) from error
-
-
-async def check_seat(seat: str, url: str, token: str | None, timeout_s: float) -> None:
-    """Raise a ConfigurationError if a server's environment has no such seat."""
-    seats = seats_of(await fetch_schema(url, token=token, timeout_s=timeout_s))
-    if seat not in seats:
-        raise ConfigurationError(f"expected seats among {', '.join(seats)}, got {seat}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arena:
     """The server, the policy and the settings with which episodes are played."""
@@ -139,6 +103,40 @@ class Arena:
     policy: AnyPolicy
     settings: EvaluationSettings
     alive: Callable[[], bool]
+
+    async def count_tasks(self, seat: str | None = None) -> int:
+        """Return the number of tasks to play: `settings.episodes`, or fewer if the split has fewer.
+
+        Raises:
+            ConfigurationError: The environment has no such seat, no such split, or no tasks at all.
+        """
+        if seat is not None and seat not in (seats := seats_of(await self._fetch_schema())):
+            raise ConfigurationError(f"expected seats among {', '.join(seats)}, got {seat}")
+        split = self.settings.split
+        if split is None:
+            return self.settings.episodes
+        try:
+            return min(self.settings.episodes, await asyncio.to_thread(self._fetch_count, split))
+        except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
+            if isinstance(error, ConfigurationError):  # which is a ValueError
+                raise
+            raise ConfigurationError(
+                f"expected a server that counts the tasks of --split {split}, got {error!r}; leave --split out to "
+                "play seeds"
+            ) from error
+
+    def _fetch_count(self, split: str) -> int:
+        base = http_url(self.url)
+        with client_for(base, self.token) as http:
+            (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
+            url, timeout_s = f"{base}/{name}/num_tasks", self.settings.timeout_s
+            reply = http.post(url, json={"split": split}, timeout=timeout_s)
+        if reply.status_code != httpx.codes.OK:
+            raise ConfigurationError(f"expected an environment with a split {split!r}: {reply.text:.300}")
+        return int(reply.json()["num_tasks"])
+
+    async def _fetch_schema(self) -> Json:
+        return await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s)
 
     async def play(self, episodes: Iterable[PlannedEpisode], done: Callable[[EpisodeRecord], None]) -> None:
         """Play episodes, in any order, in at most `settings.sessions` concurrent sessions.
@@ -154,7 +152,7 @@ class Arena:
             ClientError: The server cannot be reached, or refuses access.
         """
         todo = deque(episodes)
-        schema = (await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s))["action"]
+        schema = (await self._fetch_schema())["action"]
         sessions = min(self.settings.sessions, len(todo))
         lost = connected_count = 0
         remaining = len(todo)
