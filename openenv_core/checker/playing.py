@@ -14,8 +14,9 @@ from openenv_core.errors import ClientError, ExecutionError, ValidationFailedErr
 from openenv_core.loop_thread import shared_loop
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.frames import RequestDecoder
+from openenv_core.protocol.frames import RequestDecoder, decode_reply, encode_observation
 from openenv_core.targets import AppDescription
+from openenv_core.types import StepResult
 
 EPISODES: Final = 10
 """Number of episodes that a check plays, each with its own seed."""
@@ -141,11 +142,18 @@ class Turn:
 
     @property
     def comparable(self) -> Result:
-        """The result of a turn over the wire, without metadata: it is meant for logs, and may contain the time."""
+        """The result as sent over the wire, without metadata: it is meant for logs, and may contain the time."""
         if self.error is not None:
             return {"error": self.error}
-        observation = {name: value for name, value in self.result.observation.items() if name != "metadata"}
-        return {"observation": observation, "reward": self.result.reward, "done": self.result.done}
+        try:
+            is_sent = isinstance(self.result, StepResult)
+            sent = (
+                vars(self.result) if is_sent else decode_reply(encode_observation(self.result), "observation")
+            )
+        except Exception:  # a server answers any exception with this code
+            return {"error": codes.EXECUTION_ERROR}
+        observation = {name: value for name, value in sent["observation"].items() if name != "metadata"}
+        return {"observation": observation, "reward": sent["reward"], "done": sent["done"]}
 
 
 def turns(
@@ -188,14 +196,16 @@ def continue_turns(
             return
 
 
-def play(client: Client, seed: int, actions: Iterable[dict[str, Any]], **options: Any) -> list[Result]:
+def play(
+    environment: "Client | LocalEnvironment", seed: int, actions: Iterable[dict[str, Any]], **options: Any
+) -> list[Result]:
     """Play an episode until it is done or out of actions; return its results in comparable form.
 
     Raises:
         CheckError: The environment refuses too many actions in a row, or the server does not reply.
     """
     with expect_answer(f"an episode with seed {seed}"):
-        episode = turns(client, seed, actions, **{"episode_id": EPISODE_ID, **options})
+        episode = turns(environment, seed, actions, **{"episode_id": EPISODE_ID, **options})
         return [turn.comparable for turn in episode]
 
 
