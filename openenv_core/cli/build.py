@@ -46,14 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="value of an ARG of the Dockerfile; NAME alone takes it from this shell",
-    )
-    add("--base", metavar="IMAGE", help="base image instead of ropewalk-base (ARG BASE_IMAGE)")
-    add(
-        "-f",
-        "--file",
-        metavar="PATH",
-        help="the Dockerfile, inside the folder (server/Dockerfile, Dockerfile)",
+        help="value of an ARG of the Dockerfile, such as BASE_IMAGE; NAME alone takes it from this shell",
     )
 
 
@@ -99,10 +92,9 @@ def _plans(arguments: argparse.Namespace, staged: ExitStack) -> "list[tuple[str,
     folders: set[Path] = set()
     for target in targets:
         if target == BASE and not Path(target, MANIFEST).is_file():
-            if arguments.tag or arguments.base or arguments.file:
+            if arguments.tag:
                 raise ConfigurationError(
-                    f"expected `ropewalk build {BASE}` without --tag, --base and --file, got one of them; "
-                    "the base's names say its version"
+                    f"expected `ropewalk build {BASE}` without --tag; the base's names say its version"
                 )
             plans.append((target, None))
             continue
@@ -110,14 +102,7 @@ def _plans(arguments: argparse.Namespace, staged: ExitStack) -> "list[tuple[str,
         if folder in folders:
             continue  # the same folder in two spellings: `my_env my_env/`
         folders.add(folder)
-        build_plan = plan(
-            folder,
-            tags=arguments.tag,
-            build_args=build_args,
-            base_image=arguments.base,
-            file=arguments.file,
-        )
-        plans.append((target, build_plan))
+        plans.append((target, plan(folder, tags=arguments.tag, build_args=build_args)))
     refuse_same_tags(plans)
     return plans
 
@@ -171,7 +156,7 @@ COMMAND: Final = Command(
     examples=(
         "ropewalk build my_env",
         "ropewalk build my_env other_env --tag 'registry.example.org/team/{name}:1.0'",
-        "ropewalk build my_env --base my-base:1 --build-arg VERSION=2",
+        "ropewalk build my_env --build-arg BASE_IMAGE=my-base:1 --build-arg VERSION=2",
         "ropewalk build base        # the base images of environments",
     ),
 )

@@ -51,7 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--random", metavar="N", type=read_count, help="take N steps with actions drawn from the schema")
     add("--json", action="store_true", help="print one JSON object per line: resets, steps, episodes, errors")
-    add("--token", help="bearer token of the server at a URL; prefer ROPEWALK_TOKEN")
     add(
         "--timeout",
         metavar="SECONDS",
@@ -64,13 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Play; return 1 if something failed and the input is not interactive."""
     from openenv_core.play.game import Game
     from openenv_core.play.terminal import Terminal
-    from openenv_core.targets import run_target, target_of
+    from openenv_core.targets import TargetKind, run_target, target_of
 
     if arguments.action and arguments.random:
         raise ConfigurationError("both --action and --random are given; leave one out")
     terminal = Terminal(is_json=arguments.json)
     target = target_of(arguments.target)
-    token = _token(arguments, target)
+    token = (os.environ.get("ROPEWALK_TOKEN") or None) if target.kind is TargetKind.URL else None
     with run_target(target) as running:
         from openenv_core.client import GenericEnvClient
 
@@ -175,16 +174,6 @@ def _show_traceback(provider: Any, error: BaseException) -> None:
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(arguments, name) for name in ("seed", "seat", "table")}
     return {**arguments.reset, **{name: value for name, value in given.items() if value is not None}}
-
-
-def _token(arguments: argparse.Namespace, target: "Target") -> str | None:
-    from openenv_core.targets import TargetKind
-
-    if target.kind is TargetKind.URL:
-        return arguments.token or os.environ.get("ROPEWALK_TOKEN") or None
-    if arguments.token:
-        raise ConfigurationError(f"expected --token with a URL, got {target.text}; leave it out")
-    return None
 
 
 def _schema(url: str, token: str | None) -> dict[str, Any]:

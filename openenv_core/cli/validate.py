@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from openenv_core.checker.check import CheckLevel, select_checks
 from openenv_core.cli.command import Command, read_count, read_seconds
 from openenv_core.errors import ConfigurationError
-from openenv_core.targets import TargetKind, target_of
+from openenv_core.targets import target_of
 
 if TYPE_CHECKING:
     from openenv_core.checker.subject import Subject
@@ -36,7 +36,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE",
         help="an environment by its name, its folder or file, its app, a running server, or an image",
     )
-    add("--kind", choices=list(map(str, TargetKind)), help="the target's kind, if it is ambiguous")
     select_checks = parser.add_argument_group("selection (all checks)")
     select_checks.add_argument(
         "--level",
@@ -112,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _subject(arguments: argparse.Namespace) -> "Subject":
     from openenv_core.checker.subject import CheckLimits, Subject
 
-    target = target_of(arguments.target, kind=TargetKind(arguments.kind) if arguments.kind else None)
+    target = target_of(arguments.target)
     limits = {field.name: getattr(arguments, field.name) for field in fields(CheckLimits)}
     options = {name: value for name, value in limits.items() if value is not None}
     subject = Subject.of(target, token=os.environ.get(_TOKEN) or None, **options)

@@ -58,22 +58,18 @@ def plan(
     *,
     tags: Sequence[str] = (),
     build_args: Mapping[str, str | None] | None = None,
-    base_image: str | None = None,
-    file: str | None = None,
 ) -> BuildPlan:
     """Plan the build of a folder's image.
 
     Args:
         folder: The environment's folder, which is the build context.
         tags: The image's tags; `{name}` stands for the environment's name. By default `NAME-env:latest`.
-        build_args: Values for ARGs of the Dockerfile.
-        base_image: The base image to use instead of ours.
-        file: The Dockerfile, relative to the folder.
+        build_args: Values for ARGs of the Dockerfile; BASE_IMAGE is the base image to use instead of ours.
 
     Raises:
         ConfigurationError: The folder is not an environment, or cannot be built with these arguments.
     """
-    path = _dockerfile_of(folder, file)
+    path = _dockerfile_of(folder)
     if not (folder / MANIFEST).is_file() and (folder.parent / MANIFEST).is_file():
         raise ConfigurationError(
             f"expected an environment's folder, got {folder}, a part of one: COPY would not see the rest; "
@@ -90,15 +86,6 @@ def plan(
         notes.append(f"{folder} has no {MANIFEST}: commands that read it will not recognise this environment")
     name = name_of(folder)
     arguments = dict(build_args or {})
-    if base_image is not None:
-        if BASE_ARG in arguments:
-            raise ConfigurationError(f"both --base and --build-arg {BASE_ARG}=... are given; leave one out")
-        if default is None:
-            raise ConfigurationError(
-                f"{folder / path} is not based on an ARG {BASE_ARG}, which --base gives a value; begin it with "
-                f"`ARG {BASE_ARG}=...` and `FROM ${{{BASE_ARG}}}`"
-            )
-        arguments[BASE_ARG] = base_image
     variant = None if BASE_ARG in arguments else variant_for(default)
     if variant is not None:
         arguments[BASE_ARG] = base.tags(variant)[0]
@@ -180,14 +167,9 @@ def read_build_args(arguments: Sequence[str]) -> dict[str, str | None]:
     return {name: value if equals else None for name, equals, value in parts}
 
 
-def _dockerfile_of(folder: Path, file: str | None) -> str:
+def _dockerfile_of(folder: Path) -> str:
     if not folder.is_dir():
         raise ConfigurationError(f"there is no environment's folder at {folder}; check the path")
-    if file is not None:
-        path = (folder / file).resolve()
-        if not path.is_file() or not path.is_relative_to(folder.resolve()):
-            raise ConfigurationError(f"expected a Dockerfile inside {folder}, got {file}")
-        return path.relative_to(folder.resolve()).as_posix()
     if path_found := next((place for place in PLACES if (folder / place).is_file()), None):
         return path_found
     if not (folder / MANIFEST).is_file():

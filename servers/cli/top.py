@@ -41,7 +41,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=text)
     text = "print one interval and exit, with status 1 if a server or run does not answer"
     parser.add_argument("--once", action="store_true", help=text)
-    parser.add_argument("--token", help="bearer token of the servers; prefer ROPEWALK_TOKEN")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from openenv_core.proxies import client_for
 
     urls = [http_url(url) for url in arguments.urls]
-    token = arguments.token or os.environ.get("ROPEWALK_TOKEN")
+    token = os.environ.get("ROPEWALK_TOKEN")
     with ExitStack() as stack:
         clients = [stack.enter_context(client_for(url, token)) for url in urls]
         pool = stack.enter_context(ThreadPoolExecutor(len(urls)))
@@ -131,7 +130,10 @@ def scrape(client: "httpx.Client", url: str) -> Scrape:
                     text = f"expected metrics of at most {MAX_BYTES} bytes within {TIMEOUT_S:g} s, got more"
                     return Scrape(url, at, {}, error=text)
         if reply.status_code != 200:
-            remedy = {401: "; give its --token", 404: "; is it a server of Ropewalk's with metrics on?"}
+            remedy = {
+                401: "; give its token in ROPEWALK_TOKEN",
+                404: "; is it a server of Ropewalk's with metrics on?",
+            }
             text = f"expected its metrics, got HTTP {reply.status_code}{remedy.get(reply.status_code, '')}"
             return Scrape(url, at, {}, error=text)
         samples: dict[tuple[str, ...], float] = {}

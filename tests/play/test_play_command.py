@@ -148,7 +148,6 @@ def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None
         (("blackjack", "--action", "{}", "--random", "3"), "both --action and --random are given"),
         (("blackjack", "--random", "0"), "--random"),
         (("blackjack", "--timeout", "soon"), "--timeout"),
-        (("blackjack", "--token", "t"), "expected --token with a URL"),
         (
             ("blackjack", "--reset", '{"seed": "one"}', "--random", "1"),
             "seed: Input should be a valid integer",

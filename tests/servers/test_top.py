@@ -91,7 +91,7 @@ def test_quantiles_are_interpolated_within_a_bucket() -> None:
 
 
 async def test_without_a_terminal_lines_and_a_status_are_printed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def top(*words: str) -> tuple[int, list[str]]:
         status = main.run(COMMAND, [*words, "--once", "--interval", "0.01"])
@@ -100,17 +100,17 @@ async def test_without_a_terminal_lines_and_a_status_are_printed(
     # Whoever answers may say anything.
     with served(lambda: snapshot(name="se\x1b[2Jven"), tmp_path) as run:
         async with serving(app_of(Counter, tokens=(TOKEN,))) as address:
-            status, lines = await asyncio.to_thread(
-                top, f"http://{address}", f"http://{run}", "--token", TOKEN
-            )
+            monkeypatch.setenv("ROPEWALK_TOKEN", TOKEN)
+            status, lines = await asyncio.to_thread(top, f"http://{address}", f"http://{run}")
             assert status == 0
             assert lines[0].startswith(f"server counter http://{address}, slots 0/4, waiting 0, steps/s 0.0")
             assert lines[1:] == [
                 f"run seven http://{run}, trained 12/150, served 11, groups leased 2 finished 3 trained 96 dropped 1, "
                 "calls 7, restarts 2, reward/mean -0.25"
             ]
+            monkeypatch.delenv("ROPEWALK_TOKEN")
             status, lines = await asyncio.to_thread(top, f"http://{address}")
-            assert (status, lines[0].endswith("got HTTP 401; give its --token")) == (1, True)
+            assert (status, lines[0].endswith("got HTTP 401; give its token in ROPEWALK_TOKEN")) == (1, True)
         status, lines = await asyncio.to_thread(top, f"http://{address}")
         assert (status, "refused" in lines[0]) == (1, True)
     assert main.run(COMMAND, ["--interval", "0"]) == main.run(COMMAND, ["nowhere"]) == 2
