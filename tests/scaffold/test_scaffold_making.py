@@ -117,28 +117,6 @@ def test_caches_and_modes_of_a_template_are_not_copied(
     assert (folder / "server").stat().st_mode & 0o700 == 0o700
 
 
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_nothing_is_left_of_a_folder_that_could_not_be_finished(
-    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = 0
-    whole = Path.write_text
-
-    def write(self: Path, *arguments: str, **options: str) -> int:
-        nonlocal written
-        written += 1
-        if written == 5:
-            raise failure
-        return whole(self, *arguments, **options)
-
-    monkeypatch.setattr(Path, "write_text", write)
-    expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ConfigurationError
-    with pytest.raises(expected):
-        make(NAMES, "game", tmp_path / "new" / "newer")
-    assert written == 5
-    assert entries(tmp_path) == []
-
-
 def test_command_says_what_it_made_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
