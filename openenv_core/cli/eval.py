@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.cli.command import Command, read_object, sanitize
+from openenv_core.cli.command import Command, add_fields, read_fields, read_object, sanitize
 from openenv_core.errors import ConfigurationError, ConnectionFailedError, OpenEnvError, ProviderError
 
 if TYPE_CHECKING:
@@ -75,17 +75,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="whether an agent's program is confined to an empty folder and, of all networks, to model and tools "
         "(where this machine permits it)",
     )
-    settings = parser.add_argument_group("episodes, models and sessions")
-    for name, field in EvaluationSettings.model_fields.items():
-        if name not in _NO_SETTINGS:
-            default = "" if field.default in (None, {}, ()) else f" ({field.default})"
-            settings.add_argument(
-                f"--{name.removesuffix('_s').replace('_', '-')}",
-                dest=name,
-                metavar="SECONDS" if name.endswith("_s") else None,
-                type=_READERS.get(name, str),
-                help=f"{field.description}{default}",
-            )
+    group = parser.add_argument_group("episodes, models and sessions")
+    add_fields(group, EvaluationSettings, without=_NO_SETTINGS, readers=_READERS)
     run = parser.add_argument_group("held-out episodes of a training run")
     run.add_argument("--config", metavar="FILE", help="a run's YAML file: its environments, task and policy")
     run.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
@@ -165,9 +156,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
-    from pydantic import ValidationError
-
-    from openenv_core.errors import describe_faults
     from openenv_core.evaluation.records import EvaluationSettings
 
     if not arguments.targets or arguments.policy is None:
@@ -177,12 +165,7 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
         )
     if len(set(arguments.targets)) < len(arguments.targets):
         raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.targets)}")
-    names = EvaluationSettings.model_fields.keys() - {"environments"}
-    values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    try:
-        return EvaluationSettings(environments=tuple(arguments.targets), **values)
-    except ValidationError as error:
-        raise ConfigurationError(f"cannot evaluate so: {describe_faults(error, 'options')}") from None
+    return read_fields(EvaluationSettings, arguments, environments=tuple(arguments.targets))
 
 
 async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
