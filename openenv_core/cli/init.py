@@ -73,22 +73,24 @@ def _make_file(arguments: argparse.Namespace, names: "EnvironmentNames", parent:
 
     file = os.path.relpath(parent / f"{names.short}.py")
     if not (arguments.task and Path(file).is_file()):
-        made = make_file(names, arguments.dir)
-        steps = {
-            f"ropewalk play {file}": "play it in the terminal",
-            f"ropewalk serve {file} --reload": "serve it; restarts after every change",
-            f"pytest {os.path.relpath(made[1])}": "run all checks as tests",
-            f"ropewalk validate {file}": "run the checks; failures say what to change",
-            f"ropewalk train --env {file} model.path=FOLDER": "train a language model on it",
-            f"ropewalk build {file}": f"build the image {names.image}:latest",
-        }
-        print(
-            f"{', '.join(map(os.path.relpath, made))}: an environment, class {names.prefix}, and its test.\n"
-        )
-        _print_steps(steps)
+        made = list(map(os.path.relpath, make_file(names, arguments.dir)))
+        print(f"{', '.join(made)}: an environment, class {names.prefix}, and its test.\n")
+        train = {f"ropewalk train --env {file} model.path=FOLDER": "train a language model on it"}
+        _print_steps(_steps(file, made[1], names) | train)
     if arguments.task:
         _print_task(make_file_task(names, arguments.dir), "", " model.path=FOLDER")
     return 0
+
+
+def _steps(target: str, tests: str, names: "EnvironmentNames") -> dict[str, str]:
+    """Return what to do with a new environment: commands, with what they do."""
+    return {
+        f"ropewalk play {target}": "play it in the terminal",
+        f"ropewalk serve {target} --reload": "serve it; restarts after every change",
+        f"pytest {tests}".rstrip(): "run all checks as tests",
+        f"ropewalk validate {target}": "run the checks; failures say what to change",
+        f"ropewalk build {target}": f"build the image {names.image}:latest",
+    }
 
 
 def _print_steps(steps: Mapping[str, str]) -> None:
@@ -111,21 +113,13 @@ def _make_package(arguments: argparse.Namespace, names: "EnvironmentNames", pare
         return 0
     folder = make(names, template, arguments.dir)
     files = sum(path.is_file() for path in folder.rglob("*"))
-    lacks_gymnasium = template == "gymnasium" and find_spec("gymnasium") is None
     relative = os.path.relpath(folder)
-    image = f"{names.image}:latest"
-    steps = {
-        f"cd {shlex.quote(relative)}": "",
-        **({"pip install gymnasium": "which it wraps"} if lacks_gymnasium else {}),
-        "ropewalk play .": "play it in the terminal",
-        "ropewalk serve . --reload": "serve it; restarts after every change",
-        "pytest": "run all checks as tests",
-        "ropewalk validate .": "run the checks; failures say what to change",
-        "ropewalk build .": f"build the image {image}",
-        f"ropewalk validate {image}": "check the image",
-    }
+    steps = {f"cd {shlex.quote(relative)}": ""}
+    if template == "gymnasium" and find_spec("gymnasium") is None:
+        steps["pip install gymnasium"] = "which it wraps"
+    image = {f"ropewalk validate {names.image}:latest": "check the image"}
     print(f"{relative}: {TEMPLATES[template]}; {files} files, class {names.prefix}Env.\n")
-    _print_steps(steps)
+    _print_steps(steps | _steps(".", "", names) | image)
     if arguments.task:
         _print_task(make_task(names, parent))
     print(f"\nThe rules are in {Path('server') / 'environment.py'}, the models on the wire in models.py.")

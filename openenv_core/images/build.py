@@ -1,7 +1,6 @@
 """Builds the image of an environment: finds its Dockerfile, its base image and its tags."""
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ ENVIRONMENT: Final = "ropewalk.environment"
 
 _NAME = re.compile(r"[\w.-]+")
 _TAG = re.compile(
-    r"(?:(?:localhost|[\w-]+(?:\.[\w-]+)+|[\w-]+(?=:\d))(?::\d+)?/)?"  # a registry's host
+    r"(?P<host>(?:localhost|[\w-]+(?:\.[\w-]+)+|[\w-]+(?=:\d)|\[[\da-fA-F:]+\])(?::\d+)?/)?"  # of a registry
     r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?"
 )
@@ -45,12 +44,10 @@ class BuildPlan:
     Attributes:
         request: The image to build; its arguments already name the base, even if that must be built first.
         variant: The variant of our base that it uses; None: another base.
-        notes: Notes for the user, shown before the build.
     """
 
     request: BuildRequest
     variant: base.Variant | None
-    notes: tuple[str, ...]
 
 
 def plan(
@@ -81,9 +78,6 @@ def plan(
             f"expected files without secrets, got what may hold one in {', '.join(secrets)}; take it out, or name the "
             "file in .dockerignore"
         )
-    notes: list[str] = []
-    if not (folder / MANIFEST).is_file():
-        notes.append(f"{folder} has no {MANIFEST}: commands that read it will not recognise this environment")
     name = name_of(folder)
     arguments = dict(build_args or {})
     variant = None if BASE_ARG in arguments else variant_for(default)
@@ -98,7 +92,6 @@ def plan(
             labels={ENVIRONMENT: name},
         ),
         variant=variant,
-        notes=tuple(notes),
     )
 
 
@@ -136,6 +129,12 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
             )
         completed.append(tag if match["tag"] else f"{tag}:latest")
     return completed
+
+
+def is_remote(tag: str) -> bool:
+    """Whether an image's name begins with the host of a registry."""
+    match = _TAG.fullmatch(tag)
+    return match is not None and match["host"] is not None
 
 
 def read_dockerfile(path: Path) -> str:
@@ -190,8 +189,6 @@ def build(build_plan: BuildPlan) -> str:
         BuildError: A step failed, or the engine refused the build.
         ConfigurationError: The command `docker` is not installed.
     """
-    for note in build_plan.notes:
-        sys.stderr.write(f"note: {note}\n")
     if build_plan.variant is not None:
         base.ensure(build_plan.variant)
     return build_image(build_plan.request)
