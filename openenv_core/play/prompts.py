@@ -14,7 +14,6 @@ from openenv_core.play.terminal import Terminal
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",
     ":state": "show the environment's state",
-    ":schema": "show the fields of an action",
     ":tools": "list the environment's tools, if any",
     ":help": "show this",
     ":quit": "leave (Ctrl-D does too)",

@@ -83,7 +83,7 @@ def _write_new(texts: Mapping[str, str], folder: Path) -> list[Path]:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"expected to write into {folder}, got: {error}; choose another place with --dir"
+            f"expected to write into {folder}, got: {error}; choose another place"
         ) from error
     return list(paths)
 
@@ -95,9 +95,7 @@ def _require_absent(folder: Path) -> None:
     if is_real_folder and not any(folder.iterdir()):
         return
     existing = "a folder with something in it" if is_real_folder else "something else of that name"
-    raise ConfigurationError(
-        f"expected no {folder} yet, got {existing}; choose another name or --dir, or remove it"
-    )
+    raise ConfigurationError(f"expected no {folder} yet, got {existing}; choose another name, or remove it")
 
 
 def _read(template: str) -> dict[str, str]:

@@ -121,21 +121,21 @@ def test_command_says_what_it_made_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "rock-paper", "--dir", "two words", "--template", "tools"]) == 0
+    assert main(["init", "rock-paper", "--template", "tools"]) == 0
     output = capsys.readouterr().out
-    assert "cd 'two words/rock_paper_env'\n" in output
+    assert "cd rock_paper_env\n" in output
     for word in ("play .", "serve . --reload", "pytest", "validate .", "build .", "validate rock-paper-env:"):
         assert word in output
     assert "pip install gymnasium" not in output
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    assert main(["init", "cart", "--dir", "envs", "--template", "gymnasium"]) == 0
+    assert main(["init", "cart", "--template", "gymnasium"]) == 0
     assert "pip install gymnasium" in capsys.readouterr().out
-    assert main(["init", "cart", "--dir", "envs", "--package"]) == 2
+    assert main(["init", "cart", "--package"]) == 2
     assert main(["init", "dice", "--template", "tool"]) == 2
     output = capsys.readouterr().err
     assert "a folder with something in it" in output
     assert "did you mean 'tools'?" in output
-    assert entries(tmp_path) == ["envs", "two words"]
+    assert entries(tmp_path) == ["cart_env", "rock_paper_env"]
 
 
 def test_a_file_its_test_and_a_task_are_written_beside_each_other_and_over_nothing(
