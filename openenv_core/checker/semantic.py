@@ -262,7 +262,10 @@ def check_sessions_are_separate(subject: Subject) -> str:
         concurrent = _play_concurrently(subject, clients)
         for client in clients:
             client.close()
-        isolated = [_play_isolated(subject, number, url) for number in range(len(clients))]
+        isolated: list[Sequence[Result]] = []
+        for number in range(len(clients)):
+            with subject.client(url) as client, expect_answer("an episode"):
+                isolated.append(list(_play_session(subject, client, number)))
     results_repeat = repeats(subject)
     for number, (alone, beside) in enumerate(zip(isolated, concurrent, strict=True)):
         if not results_repeat:  # the ids and counts of the states still must
@@ -304,7 +307,7 @@ def _open_sessions(subject: Subject, stack: ExitStack, url: str) -> list[Client]
     return clients
 
 
-def _play_concurrently(subject: Subject, clients: Sequence[Client]) -> list[list[Result]]:
+def _play_concurrently(subject: Subject, clients: Sequence[Client]) -> list[Sequence[Result]]:
     """Play an episode in each session; all take each step at the same time."""
     episodes = [_play_session(subject, client, number) for number, client in enumerate(clients)]
     rounds = []
@@ -326,9 +329,3 @@ def _play_session(subject: Subject, client: Client, number: int) -> Iterator[Res
     for turn in episode:
         state = client.state()
         yield {**turn.comparable, "state": {name: state.get(name) for name in ("episode_id", "step_count")}}
-
-
-def _play_isolated(subject: Subject, number: int, url: str) -> Sequence[Result]:
-    """Play a session's episode while no other session plays."""
-    with subject.client(url) as client, expect_answer("an episode"):
-        return list(_play_session(subject, client, number))

@@ -20,7 +20,6 @@ from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (
     ConfigurationError,
     ConnectionFailedError,
-    ImageNotFoundError,
     OpenEnvError,
     ProtocolError,
     ProviderError,
@@ -32,6 +31,7 @@ from openenv_core.targets import (
     Target,
     TargetKind,
     declared_by,
+    exposed_port,
     find_module,
     is_environment_folder,
     load_app,
@@ -133,7 +133,7 @@ class Subject:
             except ConnectionFailedError as error:
                 raise ConfigurationError(f"{error}; start it first") from None
         elif self.kind is TargetKind.IMAGE:
-            _require_image(text)
+            exposed_port(text)  # raises
         elif self.kind is TargetKind.PATH and Path(text).is_dir() and not is_environment_folder(Path(text)):
             raise ConfigurationError(
                 f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
@@ -191,24 +191,15 @@ class Subject:
 
         Raises:
             NotApplicableError: The target is a URL or an image, or the application cannot be inspected.
-            CheckError: It cannot be imported.
+            CheckError: The server does not start.
         """
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
             raise NotApplicableError(f"a target of kind {self.kind} has no code to import")
         assert self.url
-        text = self.target.text
         try:
-            return load_app(text)
+            return load_app(self.target.text)
         except ConfigurationError as error:
             raise NotApplicableError(str(error)) from error
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # raised by the author's module
-            raise CheckError(
-                f"expected to import {text}, got {type(error).__name__}: {error}",
-                change="make the application importable; run `ropewalk serve` with the same target to see the "
-                "traceback",
-            ) from error
 
     @property
     def cap(self) -> int | None:
@@ -371,15 +362,3 @@ class Subject:
         with self.client() as client:
             client.reset()
             return list(client.step({"type": "list_tools"}).observation.get("tools") or [])
-
-
-def _require_image(image: str) -> None:
-    from openenv_core.providers.docker.engine import DockerEngine
-
-    engine = DockerEngine.find()
-    engine.ping()
-    if not engine.has_image(image):
-        raise ImageNotFoundError(
-            f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
-            "`ropewalk list` shows the names, and `ropewalk build PATH` makes an image"
-        )

@@ -171,7 +171,6 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
 async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
     from openenv_core.evaluation.episodes import Arena
     from openenv_core.evaluation.policies import open_policy
-    from openenv_core.providers.base import has_died
     from openenv_core.targets import TargetKind, run_target, target_of
 
     if finished := sum(record.reward is not None for record in folder.records.values()):
@@ -190,7 +189,7 @@ async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> N
                             token=token,
                             policy=policy,
                             settings=settings,
-                            alive=lambda provider=running.provider: not has_died(provider),
+                            provider=running.provider,
                         )
                         first_group += await _play_missing(folder, arena, seat, first_group)
 

@@ -45,6 +45,7 @@ from openenv_core.evaluation.records import (
 )
 from openenv_core.protocol.http import http_url
 from openenv_core.protocol.jsonio import dumps
+from openenv_core.providers.base import has_died
 from openenv_core.proxies import client_for
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tracebacks import format_traceback
@@ -95,14 +96,14 @@ def _task(settings: EvaluationSettings, task: int, sibling: int) -> tuple[int, J
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arena:
-    """The server, the policy and the settings with which episodes are played."""
+    """The server, its provider if it is ours, the policy and the settings with which episodes are played."""
 
     environment: str
     url: str
     token: str | None
     policy: AnyPolicy
     settings: EvaluationSettings
-    alive: Callable[[], bool]
+    provider: Any = None
 
     async def count_tasks(self, seat: str | None = None) -> int:
         """Return the number of tasks to play: `settings.episodes`, or fewer if the split has fewer.
@@ -222,7 +223,7 @@ class Arena:
             if not attempt:  # from the first failure on: the episode itself may take longer
                 deadline = loop.time() + self.settings.patience_s
             attempt += 1
-            if is_unreachable and not await asyncio.to_thread(self.alive):
+            if is_unreachable and await asyncio.to_thread(has_died, self.provider):
                 raise EvaluationStoppedError(f"the server has ended: {record.reason}")
             if (
                 record.ending == FAILED_POLICY

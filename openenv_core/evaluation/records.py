@@ -173,9 +173,6 @@ class EvaluationFolder:
             path.mkdir(parents=True, exist_ok=True)
             (path / SETTINGS_FILE).write_text(settings.model_dump_json(indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            with contextlib.suppress(OSError):  # so that another attempt can use the name
-                (path / SETTINGS_FILE).unlink(missing_ok=True)
-                path.rmdir()
             raise ConfigurationError(f"cannot write to {str(path)!r}: {error.strerror}") from error
         return cls(path)
 

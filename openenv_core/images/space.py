@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ class StagedSpace:
     files: dict[str, int]
     left_out: dict[str, str]
     port: int
-    notes: list[str] = field(default_factory=list)
 
 
 def check_name(space: str) -> None:
@@ -66,10 +65,8 @@ def stage(folder: Path, destination: Path) -> StagedSpace:
             f"expected files that this user can read in {folder}, got: {error}"
         ) from error
     port = _port(folder)
-    notes: list[str] = []
     if (variant := variant_for(default)) is not None:
         text = _with_base(text, variant, destination)
-        notes.append(f"the Space builds the base itself, from {PARTS}/")
     (destination / path).unlink(missing_ok=True)
     text = (
         f"{text.rstrip()}\n\n# Clients send the Space's name in Host; its visitors see the page to play on.\n"
@@ -77,15 +74,12 @@ def stage(folder: Path, destination: Path) -> StagedSpace:
     )
     (destination / "Dockerfile").write_text(text, encoding="utf-8")
     _write_readme(folder, destination, port)
-    notes.append(
-        "whoever can see the Space can use it: give it a secret ROPEWALK_TOKENS, or make it --private"
-    )
     files = {
         path.relative_to(destination).as_posix(): path.stat().st_size
         for path in sorted(destination.rglob("*"))
         if path.is_file()
     }
-    return StagedSpace(files, left_out, port, notes)
+    return StagedSpace(files, left_out, port)
 
 
 def with_default(text: str, arg: str, value: str) -> str:
@@ -174,7 +168,7 @@ def _write_readme(folder: Path, destination: Path, port: int) -> None:
         "colorTo": "green",
         "tags": ["openenv"],
         "base_path": "/web",
-        **card.data.to_dict(),
+        **vars(card.data),
         # These two are fixed, whatever the author's README says.
         "sdk": "docker",
         "app_port": port,
