@@ -51,15 +51,13 @@ def find_imports(source: str) -> list[ModuleImport]:
 
 
 def _imports_below(node: ast.AST, *, in_function: bool) -> Iterator[ModuleImport]:
-    names: list[str] = []
     if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
+        for alias in node.names:
+            yield ModuleImport(alias.name.partition(".")[0], node.lineno, in_function)
     elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-        names = [node.module]
+        yield ModuleImport(node.module.partition(".")[0], node.lineno, in_function)
     elif _may_fail(node):
         return
-    for name in names:
-        yield ModuleImport(name.partition(".")[0], node.lineno, in_function)
     in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     for child in ast.iter_child_nodes(node):
         yield from _imports_below(child, in_function=in_function)

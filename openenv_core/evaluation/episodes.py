@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import httpx
 from pydantic import BaseModel
 
 from openenv_core.adapters.episode import MAX_BACKOFF_S, MIN_BACKOFF_S, TextEpisode, fetch_schema, seats_of
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import (
     AuthenticationError,
@@ -38,6 +40,8 @@ from openenv_core.evaluation.policies import (
 from openenv_core.evaluation.records import (
     FAILED_ENVIRONMENT,
     FAILED_POLICY,
+    LOST,
+    REASON_CHARS,
     UNSCORED,
     EpisodeRecord,
     EvaluationSettings,
@@ -54,7 +58,6 @@ from openenv_core.types import StepResult
 ATTEMPTS: Final = 4
 """Attempts at an episode that fails although the server answers, before it counts as lost."""
 
-REASON_CHARS: Final = 1000
 SessionT = TypeVar("SessionT", GenericEnvClient, TextEpisode)
 
 SEED_BITS: Final = 30
@@ -174,7 +177,7 @@ class Arena:
                     record = await self._play_until_done(player, todo.popleft())
                     done(record)
                     remaining -= 1
-                    lost = lost + 1 if record.ending in (FAILED_ENVIRONMENT, FAILED_POLICY) else 0
+                    lost = lost + 1 if record.ending in LOST else 0
                     if lost >= sessions and remaining:
                         raise EvaluationStoppedError(
                             f"{lost} episodes in a row were lost, the last one because: {record.reason}"
@@ -202,8 +205,8 @@ class Arena:
     ) -> EpisodeRecord:
         """Play an episode, and repeat it if it fails by no fault of the policy."""
         loop = asyncio.get_running_loop()
-        deadline, pause, attempt = 0.0, MIN_BACKOFF_S, 0
-        while True:
+        deadline = 0.0
+        for attempt in count(1):
             record = player.record(episode)
             is_unreachable = False
             try:
@@ -215,24 +218,20 @@ class Arena:
                     error, ConnectionFailedError | ConnectionLostError | CapacityError
                 )
                 failed = FAILED_POLICY if isinstance(error, PolicyLostError) else FAILED_ENVIRONMENT
-                record.ending, record.reason = failed, f"{type(error).__name__}: {error}"[:REASON_CHARS]
+                record.fail(failed, f"{type(error).__name__}: {error}")
                 await player.leave()
-            if record.ending not in (FAILED_ENVIRONMENT, FAILED_POLICY):
+            if record.ending not in LOST:
                 return record
-            record.reward = None
-            if not attempt:  # from the first failure on: the episode itself may take longer
+            if attempt == 1:  # from the first failure on: the episode itself may take longer
                 deadline = loop.time() + self.settings.patience_s
-            attempt += 1
             if is_unreachable and await asyncio.to_thread(has_died, self.provider):
                 raise EvaluationStoppedError(f"the server has ended: {record.reason}")
-            if (
-                record.ending == FAILED_POLICY
-                or loop.time() + pause > deadline
-                or (not is_unreachable and attempt >= ATTEMPTS)
-            ):
+            pause_s = exponential_pause_s(attempt, MIN_BACKOFF_S, MAX_BACKOFF_S)
+            is_last = loop.time() + pause_s > deadline or (not is_unreachable and attempt >= ATTEMPTS)
+            if is_last or record.ending == FAILED_POLICY:
                 return record
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_BACKOFF_S)
+            await asyncio.sleep(pause_s)
+        raise AssertionError("unreachable: the loop has no end")
 
 
 class _Player(Generic[SessionT]):
@@ -275,15 +274,12 @@ class _Player(Generic[SessionT]):
 
     def _end(self, record: EpisodeRecord, result: StepResult[Any]) -> bool:
         """Record a result; return whether it ends the episode."""
-        if (failure := result.infrastructure_error) is not None:
-            record.ending, record.reason = FAILED_ENVIRONMENT, failure[:REASON_CHARS]
-            return True
-        if (unscored := result.unscored) is not None:
-            record.ending, record.reason, record.reward = UNSCORED, unscored[:REASON_CHARS], None
-            return True
         record.reward = (record.reward or 0.0) + float(result.reward or 0.0)
-        if not math.isfinite(record.reward):
-            record.ending, record.reason, record.reward = UNSCORED, f"a reward of {result.reward}", None
+        if (failure := result.infrastructure_error) is not None:
+            record.fail(FAILED_ENVIRONMENT, failure)
+        elif result.unscored is not None or not math.isfinite(record.reward):
+            record.fail(UNSCORED, result.unscored or f"a reward of {result.reward}")
+        if record.reward is None:
             return True
         record.ending = "truncated_environment" if result.truncated else "completed"
         return bool(result.done)
@@ -368,19 +364,14 @@ class ChatPlayer(_Player[TextEpisode]):
             await self._policy.play(game, observation, record, seed)
         else:
             await self._chat(self._policy, observation, record, seed)
-        if game.failure is not None:
-            record.ending, record.reason = FAILED_ENVIRONMENT, game.failure[:REASON_CHARS]
-            await self.leave()
-            return
         if game.truncated:
             record.ending = "truncated_environment"
         record.reward = game.reward
-        if record.reward is None or not math.isfinite(record.reward):
-            record.ending, record.reward, record.reason = (
-                UNSCORED,
-                None,
-                game.unscored or "it has no finite reward",
-            )
+        if game.failure is not None:
+            record.fail(FAILED_ENVIRONMENT, game.failure)
+            await self.leave()
+        elif record.reward is None or not math.isfinite(record.reward):
+            record.fail(UNSCORED, game.unscored or "it has no finite reward")
 
     async def _chat(self, model: ChatModel, observation: str, record: EpisodeRecord, seed: int) -> None:
         settings, game = self._arena.settings, self._session

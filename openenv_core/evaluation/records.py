@@ -32,6 +32,8 @@ FIGURES_FILE: Final = "evaluation.json"
 
 BAR_WIDTH: Final = 30
 
+REASON_CHARS: Final = 1000
+
 MAX_TEXT_CHARS: Final = 60_000
 """Limit of one text; the middle of a longer one is left out."""
 
@@ -136,6 +138,10 @@ class EpisodeRecord(BaseModel):
     iteration: int = 1
     version: int = 0
     advantage: float | None = None
+
+    def fail(self, ending: str, reason: str) -> None:
+        """Take its reward, and keep why it has none."""
+        self.ending, self.reason, self.reward = ending, reason[:REASON_CHARS], None
 
 
 def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:

@@ -279,7 +279,9 @@ def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
     environ.pop("ROPEWALK_TOKENS", None)
     names = [name for name in (*_SESSION_OPTIONS, *_SERVER_SETTINGS) if name in arguments]
     given = {name: getattr(arguments, name) for name in names}
-    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    changes: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
     tokens = tuple(arguments.token or ())
     if arguments.token_file is not None:
         tokens += token_lines("--token-file", arguments.token_file)
