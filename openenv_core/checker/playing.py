@@ -74,6 +74,12 @@ class LocalEnvironment:
             raise ValidationFailedError(refusal.message, refusal.code) from refusal
         return self._call(method_of(self._instance, "step"), decoded)
 
+    def snapshot(self) -> None:
+        """Take a snapshot of the running episode, and close it."""
+        state = self._call(self._instance.snapshot)
+        if callable(close := getattr(state, "close", None)):
+            self._call(close)
+
     def __enter__(self) -> Self:
         return self
 

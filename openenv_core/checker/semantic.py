@@ -21,7 +21,13 @@ from openenv_core.checker.playing import (
     turns,
 )
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.errors import CapacityError, ServerError
+from openenv_core.errors import (
+    CapacityError,
+    ConfigurationError,
+    ExecutionError,
+    NotForkableError,
+    ServerError,
+)
 
 _SEEDED: Final = (
     "draw all random values from self.rng, or, in a class that writes its own state, from a generator that reset makes "
@@ -137,7 +143,7 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
         rest = actions[half : len(expected) - 1]
         with subject.client() as original:
             play(original, seed, actions[:half])
-            other, fork = _fork(original)
+            other, fork = _fork(subject, original)
             with other, fork:
                 _continue_episode(other, draw_actions(subject, number + 1))
                 play(other, seed + 1, actions)
@@ -153,19 +159,32 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
                 )
 
 
-def _fork(client: Client) -> list[Client]:
+def _fork(subject: Subject, client: Client) -> list[Client]:
     """Return two forks of a session."""
     try:
         return client.fork(2)
-    except CapacityError as error:
-        raise NotApplicableError(f"the server has no room for two forks: {error}") from error
+    except (CapacityError, ConfigurationError) as error:  # there is no room, or the server is a released one
+        raise NotApplicableError(str(error)) from error
     except ServerError as error:
-        if "FORKABLE" in str(error) or "NotForkableError" in str(error):
+        if "FORKABLE" in str(error) or not _is_forkable(subject):
             raise NotApplicableError(str(error)) from error
         raise CheckError(
             f"expected snapshot and restore to return, got {error}",
             change="implement both methods, or leave FORKABLE at False",
         ) from error
+
+
+def _is_forkable(subject: Subject) -> bool:
+    """Whether the environment does not say of an episode here that it cannot be forked."""
+    try:
+        with LocalEnvironment(subject.app, subject.reset_options) as instance:
+            instance.reset(seed=0)
+            instance.snapshot()
+    except ExecutionError as error:
+        return not isinstance(error.__cause__, NotForkableError)
+    except NotApplicableError:  # its code is not here
+        return False
+    return True
 
 
 def _continue_episode(client: Client, actions: Sequence[dict[str, Any]]) -> list[Result]:

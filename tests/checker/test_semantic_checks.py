@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
-from subjects import look
+from subjects import Walk, look, walk
 
 from openenv_core.checker import inside
 from openenv_core.checker.playing import LocalEnvironment, Turn, find_difference, turns
 from openenv_core.checker.results import Status
-from openenv_core.errors import ExecutionError
+from openenv_core.errors import ExecutionError, NotForkableError
 from openenv_core.types import StepResult
 from servers import create_app
 
@@ -106,6 +106,25 @@ def test_seeds_are_checked_where_reset_takes_one() -> None:
     )
     assert (seeded.status, "got two" in seeded.message) == (Status.FAILED, True)
     assert (unseeded.status, "accepts no seed" in unseeded.message) == (Status.SKIPPED, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(NotForkableError("not this episode"), Status.SKIPPED), (RuntimeError("no disk"), Status.FAILED)],
+)
+def test_an_episode_that_cannot_be_forked_is_no_fault(error: Exception, status: Status) -> None:
+    class Forkable(Walk):
+        FORKABLE = True
+
+        def snapshot(self) -> Any:
+            raise error
+
+    found = look("forks_go_their_own_way", walk(Forkable))
+    assert (found.status, str(error) in found.message) == (status, True), found
+    assert (
+        look("forks_go_their_own_way", walk(type("Copied", (Walk,), {"FORKABLE": True}))).status
+        is Status.PASSED
+    )
 
 
 def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:
