@@ -90,22 +90,16 @@ class RunningTarget:
     provider: Any = None
 
 
-def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
+def target_of(text: str) -> Target:
     """Resolve a command's argument to a target.
 
     It is the first of these: `docker://IMAGE`, a URL, an existing path, an importable `module:attribute`, an
     environment's name, and last an image that the local engine has. A misspelt path or name is an error at once; the
     engine is not asked.
 
-    Args:
-        text: The argument as typed.
-        kind: The kind, if the text is ambiguous.
-
     Raises:
-        ConfigurationError: The text matches no kind, or not the given one.
+        ConfigurationError: The text matches no kind.
     """
-    if kind is not None:
-        return _target_as(text, kind)
     return find_target(text) or _misspelt(text) or _image_or_module(text)
 
 
@@ -124,8 +118,6 @@ def _target_as(text: str, kind: TargetKind) -> Target:
         if not _IMAGE.fullmatch(image):
             raise ConfigurationError(f"expected {IMAGE_SCHEME} and the name of an image, got {text!r}")
         return Target(kind, image)
-    if kind is TargetKind.URL and not _URL.match(text):
-        raise ConfigurationError(f"expected a URL, got {text!r}; begin with http:// or https://")
     if kind is TargetKind.PATH:
         text = name_class(text)
         path, attribute = split_path(text)

@@ -30,7 +30,7 @@ class ListedEnvironment:
         name: Its own name.
         version: Its version; None if it declares none.
         description: One line; empty if it has none.
-        where: Its folder, or the URL of its server.
+        where: Its folder.
         target: The argument by which `ropewalk serve` and related commands find it.
         error: Why it cannot be served, as far as can be told without running it; None if no reason is found.
     """

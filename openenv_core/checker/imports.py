@@ -3,7 +3,7 @@
 import ast
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
@@ -45,48 +45,35 @@ class Dependencies:
     optional: tuple[str, ...]
 
 
-class _Imports(ast.NodeVisitor):
-    """Collects imports, without those for type checkers and those whose failure is caught."""
-
-    def __init__(self) -> None:
-        self.found: list[ModuleImport] = []
-        self._in_function = False
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self.found.append(ModuleImport(alias.name.partition(".")[0], node.lineno, self._in_function))
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        if node.module is not None and not node.level:
-            self.found.append(ModuleImport(node.module.partition(".")[0], node.lineno, self._in_function))
-
-    def visit_If(self, node: ast.If) -> None:
-        if "TYPE_CHECKING" not in ast.unparse(node.test):
-            self.generic_visit(node)
-
-    def visit_Try(self, node: ast.Try) -> None:
-        caught = [ast.unparse(handler.type) if handler.type else "Exception" for handler in node.handlers]
-        if not any(name in text for text in caught for name in _CATCHING):
-            self.generic_visit(node)
-
-    def visit_With(self, node: ast.With) -> None:
-        if not any("suppress" in ast.unparse(item.context_expr) for item in node.items):
-            self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outer, self._in_function = self._in_function, True
-        self.generic_visit(node)
-        self._in_function = outer
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.visit_FunctionDef(node)
-
-
 def find_imports(source: str) -> list[ModuleImport]:
-    """Return the imports of a module's source, in order."""
-    visitor = _Imports()
-    visitor.visit(ast.parse(source))
-    return visitor.found
+    """Return the imports of a module, in order, without those for type checkers and those whose failure is caught."""
+    return list(_imports_below(ast.parse(source), in_function=False))
+
+
+def _imports_below(node: ast.AST, *, in_function: bool) -> Iterator[ModuleImport]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield ModuleImport(alias.name.partition(".")[0], node.lineno, in_function)
+    elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+        yield ModuleImport(node.module.partition(".")[0], node.lineno, in_function)
+    elif _may_fail(node):
+        return
+    in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    for child in ast.iter_child_nodes(node):
+        yield from _imports_below(child, in_function=in_function)
+
+
+def _may_fail(node: ast.AST) -> bool:
+    """Whether imports in a block are for type checkers alone, or may fail."""
+    match node:
+        case ast.If():
+            return "TYPE_CHECKING" in ast.unparse(node.test)
+        case ast.Try():
+            caught = [ast.unparse(handler.type) if handler.type else "Exception" for handler in node.handlers]
+            return any(name in text for text in caught for name in _CATCHING)
+        case ast.With():
+            return any("suppress" in ast.unparse(item.context_expr) for item in node.items)
+    return False
 
 
 def read_dependencies(folder: Path) -> Dependencies | None:

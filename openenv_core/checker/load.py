@@ -3,15 +3,15 @@
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, count, islice
 from typing import Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import draw_actions, expect_answer
 from openenv_core.checker.subject import Client, Subject
-from openenv_core.checker.watching import WatchedServer, watch_server
+from openenv_core.checker.watching import watch_server
 from openenv_core.errors import ExecutionError, ValidationFailedError
 
 _BYTES_AN_EPISODE: Final = 512.0
@@ -36,9 +36,6 @@ _WARM_UP: Final = 3
 
 _LEAST: Final = 40
 """Minimum number of episodes for a verdict."""
-
-_PACE_EPISODES: Final = 2
-"""Episodes to measure the pace: one in the lasting session, one in a new session."""
 
 _STEPS: Final = 20
 """Steps after which an episode is aborted, because leaks do not depend on its end."""
@@ -102,16 +99,30 @@ def _measure(subject: Subject) -> dict[str, Growth]:
         raise NotApplicableError(
             f"{subject.limits.episodes} episodes are too few for a verdict; raise --episodes to {_LEAST} or more"
         )
-    with ExitStack() as stack:
-        watched = stack.enter_context(watch_server(subject))
-        stack.enter_context(expect_answer("episodes"))
-        client = stack.enter_context(subject.client(watched.server.url))
-        player = _Episodes(subject, watched, client)
-        max_episodes = int(_PLAY_BUDGET_S / _WINDOWS / player.measure_pace())
-        episodes = max(1, min(subject.limits.episodes // _WINDOWS, max_episodes))
-        windows = list(player.windows(episodes, _WINDOWS))[_WARM_UP:]
+    with (
+        watch_server(subject) as watched,
+        expect_answer("episodes"),
+        subject.client(watched.server.url) as lasting,
+    ):
+        played = _play_episodes(subject, lasting, str(watched.server.url))
+        started = time.monotonic()
+        deadline = started + _PLAY_BUDGET_S
+        next(played)
+        next(played)  # one in the lasting session, one in a new session
+        pace_s = (time.monotonic() - started) / 2
+        episodes = max(1, min(subject.limits.episodes // _WINDOWS, int(_PLAY_BUDGET_S / _WINDOWS / pace_s)))
+
+        def measure_windows(wanted: int) -> list[dict[str, int]]:
+            windows: list[dict[str, int]] = []
+            while len(windows) < wanted and (not windows or time.monotonic() < deadline):
+                for _ in islice(played, episodes):
+                    pass
+                windows.append(watched.measure_stable())
+            return windows
+
+        windows = measure_windows(_WINDOWS)[_WARM_UP:]
         if len(windows) > 1 and _find_leaks(_growths(windows, episodes)):
-            more_windows = list(player.windows(episodes, _WINDOWS - _WARM_UP))
+            more_windows = measure_windows(_WINDOWS - _WARM_UP)
             windows = more_windows if len(more_windows) > 1 else windows
     if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
         raise NotApplicableError(
@@ -133,51 +144,23 @@ def _find_leaks(growths: dict[str, Growth]) -> list[str]:
     ]
 
 
-class _Episodes:
-    """Plays episodes, half of them in one lasting session and half in new sessions."""
-
-    def __init__(self, subject: Subject, watched: WatchedServer, long_client: Client) -> None:
-        self._subject = subject
-        self._server = watched
-        self._long_client = long_client
-        self._single_session = subject.cap == 1
-        self._episode_count = 0
-        self._deadline = time.monotonic() + _PLAY_BUDGET_S
-        self._actions = [draw_actions(subject, number)[:_STEPS] for number in range(16)]
-
-    def measure_pace(self) -> float:
-        """Play an episode of each kind; return the average seconds per episode."""
-        started = time.monotonic()
-        for _ in range(_PACE_EPISODES):
-            self._play_next()
-        return (time.monotonic() - started) / _PACE_EPISODES
-
-    def windows(self, episodes: int, count: int) -> Iterator[dict[str, int]]:
-        """Play windows of episodes, at most as long as time is left; yield the server's usage after each."""
-        for _ in range(count):
-            for _ in range(episodes):
-                self._play_next()
-            yield self._server.measure_stable()
-            if time.monotonic() > self._deadline:
-                return
-
-    def _play_next(self) -> None:
-        number = self._episode_count
-        self._episode_count += 1
-        if number % 2 or self._single_session:
-            if self._single_session and number % 2:
-                self._long_client.disconnect()
-            self._play(self._long_client, number)
-        else:
-            with self._subject.client(self._server.server.url) as client:
-                self._play(client, number)
-
-    def _play(self, client: Client, number: int) -> None:
-        client.reset(seed=self._subject.limits.seed + number)
-        for action in self._actions[number % len(self._actions)]:
-            with suppress(ValidationFailedError, ExecutionError):
-                if client.step(action).done:
-                    return
+def _play_episodes(subject: Subject, lasting: Client, url: str) -> Iterator[None]:
+    """Play an episode for each item: half of them in one lasting session, and half in new sessions."""
+    actions = [draw_actions(subject, number)[:_STEPS] for number in range(16)]
+    for number in count():
+        if (
+            subject.cap == 1 and number % 2
+        ):  # there is one place: the lasting session ends for every second episode
+            lasting.disconnect()
+        is_lasting = subject.cap == 1 or number % 2
+        session: AbstractContextManager[Client] = nullcontext(lasting) if is_lasting else subject.client(url)
+        with session as client:
+            client.reset(seed=subject.limits.seed + number)
+            for action in actions[number % len(actions)]:
+                with suppress(ValidationFailedError, ExecutionError):
+                    if client.step(action).done:
+                        break
+        yield
 
 
 _ADVICE: Final = {

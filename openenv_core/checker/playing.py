@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,14 +37,12 @@ MAX_REFUSED_IN_A_ROW: Final = 25
 REFUSAL_CAUSE: Final = "refuses valid actions"
 """The cause of every failure of an environment that refuses the actions that its schema allows."""
 
-_COMPARED: Final = ("observation", "reward", "done")
-
 Result: TypeAlias = dict[str, Any]
 """The result of a reset or a step in comparable form: {observation, reward, done}, or {error}."""
 
 
 class LocalEnvironment:
-    """An environment instance played in this process.
+    """An instance of the environment in this process, for what only its own objects show.
 
     Its methods return the environment's own objects, and raise the client's exceptions. It gets copies of the options,
     which it may change, at every reset.
@@ -55,25 +52,20 @@ class LocalEnvironment:
         reset_options: Options for every reset.
 
     Raises:
-        CheckError: The environment's constructor raised.
+        ExecutionError: The environment's constructor raised.
     """
 
     def __init__(self, app: AppDescription, reset_options: Mapping[str, Any] | None = None) -> None:
         self._reset_options = dict(reset_options or {})
         self._decoder: RequestDecoder[Any] = RequestDecoder(app.action)
-        try:
-            self._instance = app.factory()
-        except Exception as error:
-            raise CheckError(
-                f"expected the environment's constructor to return, got {type(error).__name__}: {error}",
-                change="make the constructor work without arguments, any number of times",
-            ) from error
+        self._instance: Any = None
+        self._instance = self._call(app.factory)
 
     def reset(self, **options: Any) -> Any:
         """Begin an episode, with those of the options that the environment accepts."""
-        method = _method(self._instance, "reset")
+        method = method_of(self._instance, "reset")
         return self._call(
-            method, **_accepted_options(method, copy.deepcopy({**self._reset_options, **options}))
+            method, **accepted_options(method, copy.deepcopy({**self._reset_options, **options}))
         )
 
     def step(self, action: Any) -> Any:
@@ -82,26 +74,13 @@ class LocalEnvironment:
             decoded = self._decoder.action(action, 0)
         except RefusalError as refusal:
             raise ValidationFailedError(refusal.message, refusal.code) from refusal
-        return self._call(_method(self._instance, "step"), decoded)
+        return self._call(method_of(self._instance, "step"), decoded)
 
-    @property
-    def forkable(self) -> bool:
-        """Whether the environment declares that it can be forked."""
-        return getattr(self._instance, "FORKABLE", False) is True
-
-    @contextmanager
-    def snapshot(self) -> Iterator[Any]:
-        """Yield a snapshot of the instance's state, closed after the block."""
+    def snapshot(self) -> None:
+        """Take a snapshot of the running episode, and close it."""
         state = self._call(self._instance.snapshot)
-        try:
-            yield state
-        finally:
-            if callable(close := getattr(state, "close", None)):
-                self._call(close)
-
-    def restore(self, state: Any) -> None:
-        """Continue from a snapshot of another instance."""
-        self._call(self._instance.restore, state)
+        if callable(close := getattr(state, "close", None)):
+            self._call(close)
 
     def __enter__(self) -> Self:
         return self
@@ -124,19 +103,13 @@ class LocalEnvironment:
             raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
 
 
-def takes_seed(app: AppDescription) -> bool | None:
-    """Return whether the environment's reset accepts a seed; None if a factory hides its class."""
-    if not isinstance(app.factory, type):
-        return None
-    return "seed" in _accepted_options(_method(app.factory, "reset"), {"seed": 0})
-
-
-def _method(environment: Any, name: str) -> Callable[..., Any]:
+def method_of(environment: Any, name: str) -> Callable[..., Any]:
+    """Return the method of an environment, or of its class, that a server calls."""
     method: Callable[..., Any] = getattr(environment, f"{name}_async", None) or getattr(environment, name)
     return method
 
 
-def _accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+def accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that a method accepts, as a server would pass them."""
     parameters = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -182,17 +155,19 @@ class Turn:
         return bool(getattr(self.result, "done", False))
 
     @property
-    def wire_result(self) -> Result:
-        """The result as sent over the wire."""
+    def comparable(self) -> Result:
+        """The result as sent over the wire, without metadata: it is meant for logs, and may contain the time."""
         if self.error is not None:
             return {"error": self.error}
-        if isinstance(self.result, StepResult):
-            return {name: getattr(self.result, name) for name in _COMPARED}
         try:
-            data = decode_reply(encode_observation(self.result), "observation")
+            is_sent = isinstance(self.result, StepResult)
+            sent = (
+                vars(self.result) if is_sent else decode_reply(encode_observation(self.result), "observation")
+            )
         except Exception:  # a server answers any exception with this code
             return {"error": codes.EXECUTION_ERROR}
-        return {name: data[name] for name in _COMPARED}
+        observation = {name: value for name, value in sent["observation"].items() if name != "metadata"}
+        return {"observation": observation, "reward": sent["reward"], "done": sent["done"]}
 
 
 def turns(
@@ -244,23 +219,26 @@ def play(
         CheckError: The environment refuses too many actions in a row, or the server does not reply.
     """
     with expect_answer(f"an episode with seed {seed}"):
-        return [
-            turn.wire_result
-            for turn in turns(environment, seed, actions, **{"episode_id": EPISODE_ID, **options})
-        ]
+        episode = turns(environment, seed, actions, **{"episode_id": EPISODE_ID, **options})
+        return [turn.comparable for turn in episode]
 
 
 def play_episode(
     subject: Subject,
-    client: Client,
+    environment: "Client | LocalEnvironment",
     seed: int,
     *,
     steps: int = STEPS,
     seconds: float = SUFFICIENT_PLAY_S,
     **reset_options: Any,
 ) -> Iterator[Turn]:
-    """Play an episode over the wire; yield each turn, without refusals."""
-    return _limit_turns(turns(client, seed, subject.actions(seed), **reset_options), steps, seconds)
+    """Play an episode; yield each turn, without refusals."""
+    deadline = time.monotonic() + seconds
+    for turn in turns(environment, seed, subject.actions(seed), **reset_options):
+        if turn.error is None:
+            yield turn
+            if turn.action is not None and (turn.step >= steps or time.monotonic() > deadline):
+                return
 
 
 def play_episodes(subject: Subject, client: Client) -> Iterator[Turn]:
@@ -273,7 +251,7 @@ def play_in_process(subject: Subject) -> Iterator[Turn]:
     """Play a check's episodes in this process; yield each turn, with the environment's own objects."""
     for seed in seeds():
         with LocalEnvironment(subject.app, subject.reset_options) as environment:
-            yield from _limit_turns(turns(environment, seed, subject.actions(seed)), STEPS, SUFFICIENT_PLAY_S)
+            yield from play_episode(subject, environment, seed)
 
 
 def seeds() -> Iterator[int]:
@@ -292,17 +270,6 @@ def draw_actions(subject: Subject, seed: int, max_steps: int = STEPS) -> list[di
     return [next(chosen) for _ in range(steps)]
 
 
-def _limit_turns(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator[Turn]:
-    deadline = math.inf
-    for turn in episode:
-        if turn.error is None:
-            yield turn
-            if turn.action is None:
-                deadline = time.monotonic() + seconds
-            elif turn.step >= steps or time.monotonic() > deadline:
-                return
-
-
 @contextmanager
 def expect_answer(action: str) -> Iterator[None]:
     """Turn client errors in the block into `CheckError`."""
@@ -318,25 +285,14 @@ def expect_answer(action: str) -> Iterator[None]:
 
 
 def find_difference(first: Sequence[Result], second: Sequence[Result]) -> str | None:
-    """Return a description of the first difference between two episodes, or None.
-
-    Metadata is ignored: it is meant for logs, and may contain the time.
-    """
+    """Return a description of the first difference between two episodes, or None."""
     for number, (left, right) in enumerate(zip(first, second, strict=False)):
-        if (difference := _find_difference(_to_comparable(left), _to_comparable(right), "")) is not None:
+        if (difference := _find_difference(left, right, "")) is not None:
             position = "the reset" if number == 0 else f"step {number}"
             return f"at {position}, {difference}"
     if len(first) != len(second):
         return f"one ends after {len(first) - 1} steps and the other after {len(second) - 1}"
     return None
-
-
-def _to_comparable(result: Result) -> Result:
-    observation = result.get("observation")
-    if isinstance(observation, dict):
-        observation = {name: value for name, value in observation.items() if name != "metadata"}
-        return {**result, "observation": observation, "metadata": None}
-    return result
 
 
 def _find_difference(left: Any, right: Any, path: str) -> str | None:

@@ -72,7 +72,7 @@ def result_of(check: Check, status: Status, message: str, change: str, seconds: 
         status=status,
         message=message,
         change=change,
-        seconds=seconds,
+        seconds=round(seconds, 4),
     )
 
 
@@ -144,14 +144,14 @@ def _describe_location(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
 
 
-_MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
-    Status.PASSED: ("✓", "+", "32"),
-    Status.WARNED: ("?", "?", "33"),
-    Status.FAILED: ("✗", "x", "31"),
-    Status.SKIPPED: ("-", "-", "2"),
-    Status.CRASHED: ("!", "!", "35"),
+_MARKS: Final[Mapping[Status, tuple[str, int]]] = {
+    Status.PASSED: ("✓", 32),
+    Status.WARNED: ("?", 33),
+    Status.FAILED: ("✗", 31),
+    Status.SKIPPED: ("-", 2),
+    Status.CRASHED: ("!", 35),
 }
-"""The mark of each status, its ASCII form, and its ANSI colour."""
+"""The mark of each status, and its ANSI colour."""
 
 _WIDTH: Final = 30
 
@@ -181,14 +181,12 @@ class Console:
     out: TextIO
     total: int
     results: list[Result] = field(default_factory=list)
-    _level: CheckLevel | None = None
 
     def begin(self, check: Check) -> None:
         """Write the level before its first check and, on a terminal, the name of the check that starts."""
-        if check.level is not self._level:
-            self._level = check.level
+        if not self.results or check.level is not self.results[-1].level:
             self._write(f"{check.level}\n")
-        if self._terminal:
+        if self.out.isatty():
             self._write(f"  … {check.name} ({len(self.results) + 1} of {self.total})")
 
     def end(self, result: Result) -> None:
@@ -196,44 +194,40 @@ class Console:
         self.results.append(result)
         # The message may contain the environment's output, which must not move the cursor.
         note = "" if result.change else " ".join(sanitize(result.message).split())
-        mark = self._mark(result.status)
-        start = "\r\x1b[K" if self._terminal else ""
-        self._write(
-            f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s  {note}".rstrip() + "\n"
-        )
+        line = f"  {self._mark(result)} {result.check:<{_WIDTH}} {result.seconds:7.2f} s  {note}"
+        self._write(f"{self._line_start}{line.rstrip()}\n")
 
     def finish(self, report: CheckReport) -> None:
         """Write failures and warnings with what to change, and the number of results by status, or the interruption."""
+        count = len(report.results)
         if report.interrupted:
-            self._write("\r\x1b[K" if self._terminal else "")
-            self._write(f"interrupted after {len(report.results)} of {self.total} checks\n")
+            self._write(f"{self._line_start}interrupted after {count} of {self.total} checks\n")
             return
         for result in report.of(*BAD, Status.WARNED):
-            mark = self._mark(result.status)
-            self._write(f"\n{mark} {result.level}.{result.check}: {result.description}\n")
-            self._write(f"    {result.status}: {_indent(result.message)}\n")
-            self._write(f"    change: {_indent(result.change)}\n")
-        count, elapsed_s = len(report.results), sum(result.seconds for result in report.results)
+            self._write(
+                f"\n{self._mark(result)} {result.level}.{result.check}: {result.description}\n"
+                f"    {result.status}: {_indent(result.message)}\n"
+                f"    change: {_indent(result.change)}\n"
+            )
+        elapsed_s = sum(result.seconds for result in report.results)
         counts = ", ".join(f"{number} {name}" for name, number in _summary(report).items() if number)
         self._write(
             f"\n{report.target}: {count} check{'' if count == 1 else 's'}: {counts or 'none'} in {elapsed_s:.1f} s\n"
         )
 
     @property
-    def _terminal(self) -> bool:
-        return self.out.isatty()
+    def _line_start(self) -> str:
+        """Clears the name of the check that runs, on a terminal."""
+        return "\r\x1b[K" if self.out.isatty() else ""
 
-    def _mark(self, status: Status) -> str:
-        mark, plain, colour = _MARKS[status]
-        if not (getattr(self.out, "encoding", None) or "ascii").lower().startswith("utf"):
-            mark = plain
-        if not self._terminal or os.environ.get("NO_COLOR"):
+    def _mark(self, result: Result) -> str:
+        mark, colour = _MARKS[result.status]
+        if not self.out.isatty() or os.environ.get("NO_COLOR"):
             return mark
         return f"\x1b[{colour}m{mark}\x1b[0m"
 
     def _write(self, text: str) -> None:
-        encoding = getattr(self.out, "encoding", None) or "utf-8"
-        self.out.write(text.encode(encoding, "replace").decode(encoding))
+        self.out.write(text)
         self.out.flush()
 
 
@@ -243,18 +237,13 @@ def _summary(report: CheckReport) -> dict[str, int]:
 
 def as_json(report: CheckReport) -> str:
     """Return the report as a JSON document."""
-    return json.dumps(
-        {
-            "target": report.target,
-            "ok": report.ok,
-            "interrupted": report.interrupted,
-            "summary": _summary(report),
-            "results": [
-                {**result.model_dump(), "seconds": round(result.seconds, 4)} for result in report.results
-            ],
-        },
-        indent=2,
-    )
+    head = {
+        "target": report.target,
+        "ok": report.ok,
+        "interrupted": report.interrupted,
+        "summary": _summary(report),
+    }
+    return json.dumps({**head, "results": [result.model_dump() for result in report.results]}, indent=2)
 
 
 def format_list(checks: Sequence[Check]) -> Iterator[str]:

@@ -1,27 +1,33 @@
-"""Checks that seeds reproduce episodes, and that sessions and forks are isolated."""
+"""Checks that seeds reproduce episodes, and that sessions and forks are isolated. They play over the wire."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from functools import lru_cache
-from threading import Barrier, BrokenBarrierError
 from typing import Any, Final, TypeAlias
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import (
     LocalEnvironment,
     Result,
+    accepted_options,
     continue_turns,
     draw_actions,
     expect_answer,
     find_difference,
+    method_of,
     play,
-    takes_seed,
     turns,
 )
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
-from openenv_core.targets import TargetKind
+from openenv_core.errors import (
+    CapacityError,
+    ConfigurationError,
+    ExecutionError,
+    NotForkableError,
+    ServerError,
+)
 
 _SEEDED: Final = (
     "draw all random values from self.rng, or, in a class that writes its own state, from a generator that reset makes "
@@ -35,12 +41,9 @@ _DIFFERENT: Final = 8
 """Number of seeds among which at least two episodes have to differ."""
 
 _HASH_SEEDS: Final = ("0", "1")
-"""PYTHONHASHSEED of two interpreters, which hash text and order sets of it differently."""
+"""PYTHONHASHSEED of two servers, which hash text and order sets of it differently."""
 
 _SESSION_STEPS: Final = 20
-
-_ALL_BEGUN_TIMEOUT_S: Final = 60.0
-"""Seconds for all sessions to begin."""
 
 Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
 
@@ -70,7 +73,7 @@ def check_reset_forgets(subject: Subject) -> None:
     _require_repeats(subject)
     job = _make_job(subject, 3)
     fresh = [_play_fresh(subject, *episode) for episode in job]
-    with _open_instance(subject) as reused:
+    with subject.client() as reused:
         replayed = [play(reused, *episode) for episode in [*job, job[0]]]
         play(reused, job[1][0], job[1][1][:1])  # an aborted episode
         replayed.append(play(reused, *job[2]))
@@ -86,16 +89,17 @@ def check_reset_forgets(subject: Subject) -> None:
 def check_same_seed_in_another_process(subject: Subject) -> None:
     """The same seed gives the same episode in a server's process, with another hash seed."""
     _require_repeats(subject)
-    if subject.kind is TargetKind.URL:
-        raise NotApplicableError("a URL has one process, and its code is not available here")
     job = _make_job(subject)
-    local = [_play_fresh(subject, *episode) for episode in job]
-    # In reverse order for the second hash seed, so that state left in a module reaches other episodes.
+    played = []
+    with suppress(NotApplicableError):  # the code of an image is not here
+        played.append([_play_here(subject, *episode) for episode in job])
+    # In reverse order in the second process, so that state left in a module reaches other episodes.
     for hash_seed, order in zip(_HASH_SEEDS, (1, -1), strict=True):
         with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
-            remote = [_play_fresh(subject, *episode, server.url) for episode in job[::order]]
-        for (seed, _), expected, actual in zip(job, local, remote[::order], strict=True):
-            if (difference := find_difference(expected, actual)) is not None:
+            played.append([_play_fresh(subject, *episode, server.url) for episode in job[::order]][::order])
+    for (seed, _), expected, *others in zip(job, *played, strict=True):
+        for other in others:
+            if (difference := find_difference(expected, other)) is not None:
                 raise CheckError(
                     f"expected seed {seed} to give the same episode in a server's process, got: {difference}",
                     change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
@@ -132,26 +136,19 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
     A snapshot is taken in the middle of an episode. A first fork plays other actions, then another episode. A second
     one, and the original after it, must continue like the same episode without forks.
     """
-    if not _is_local(subject):
-        raise NotApplicableError("the environment cannot be played in this process")
     same = repeats(subject)
     for number, (seed, actions) in enumerate(_make_job(subject, 3)):
         expected = _play_fresh(subject, seed, actions)
         half = (len(expected) - 1) // 2
         rest = actions[half : len(expected) - 1]
-        with LocalEnvironment(subject.app, subject.reset_options) as original:
-            if not original.forkable:
-                raise NotApplicableError("the environment does not declare that it can be forked (FORKABLE)")
+        with subject.client() as original:
             play(original, seed, actions[:half])
-            with _expect_forkable(), original.snapshot() as state:
-                with _fork(subject, state) as other:
-                    _continue_episode(other, draw_actions(subject, number + 1))
-                    play(other, seed + 1, actions)
-                with _fork(subject, state) as fork:
-                    continued = {
-                        "a fork": _continue_episode(fork, rest),
-                        "the original": _continue_episode(original, rest),
-                    }
+            other, fork = _fork(subject, original)
+            with other, fork:
+                _continue_episode(other, draw_actions(subject, number + 1))
+                play(other, seed + 1, actions)
+                continued = {"a fork": _continue_episode(fork, rest)}
+            continued["the original"] = _continue_episode(original, rest)
         for which, played in continued.items():
             if same and (difference := find_difference(expected[half + 1 :], played)) is not None:
                 raise CheckError(
@@ -162,29 +159,37 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
                 )
 
 
-@contextmanager
-def _fork(subject: Subject, state: Any) -> Iterator[LocalEnvironment]:
-    with LocalEnvironment(subject.app, subject.reset_options) as fork:
-        fork.restore(state)
-        yield fork
-
-
-@contextmanager
-def _expect_forkable() -> Iterator[None]:
+def _fork(subject: Subject, client: Client) -> list[Client]:
+    """Return two forks of a session."""
     try:
-        yield
-    except ExecutionError as error:
-        if isinstance(error.__cause__, NotForkableError):
-            raise NotApplicableError(str(error.__cause__)) from error
+        return client.fork(2)
+    except (CapacityError, ConfigurationError) as error:  # there is no room, or the server is a released one
+        raise NotApplicableError(str(error)) from error
+    except ServerError as error:
+        if "FORKABLE" in str(error) or not _is_forkable(subject):
+            raise NotApplicableError(str(error)) from error
         raise CheckError(
             f"expected snapshot and restore to return, got {error}",
             change="implement both methods, or leave FORKABLE at False",
         ) from error
 
 
-def _continue_episode(environment: LocalEnvironment, actions: Sequence[dict[str, Any]]) -> list[Result]:
+def _is_forkable(subject: Subject) -> bool:
+    """Whether the environment does not say of an episode here that it cannot be forked."""
+    try:
+        with LocalEnvironment(subject.app, subject.reset_options) as instance:
+            instance.reset(seed=0)
+            instance.snapshot()
+    except ExecutionError as error:
+        return not isinstance(error.__cause__, NotForkableError)
+    except NotApplicableError:  # its code is not here
+        return False
+    return True
+
+
+def _continue_episode(client: Client, actions: Sequence[dict[str, Any]]) -> list[Result]:
     """Play actions in the current episode, and return their results."""
-    return [turn.wire_result for turn in continue_turns(environment, 0, actions)]
+    return [turn.comparable for turn in continue_turns(client, 0, actions)]
 
 
 def _require_seeds(subject: Subject) -> None:
@@ -193,8 +198,16 @@ def _require_seeds(subject: Subject) -> None:
         raise NotApplicableError(
             "the manifest declares that seeds do not determine episodes (validation.episodes.deterministic)"
         )
-    if _is_local(subject) and takes_seed(subject.app) is False:
+    if not _takes_seed(subject):
         raise NotApplicableError("the environment's reset accepts no seed")
+
+
+def _takes_seed(subject: Subject) -> bool:
+    """Return whether the environment's reset accepts a seed; true if its class is not known here."""
+    with suppress(NotApplicableError):
+        if isinstance(factory := subject.app.factory, type):
+            return "seed" in accepted_options(method_of(factory, "reset"), {"seed": 0})
+    return True
 
 
 def _require_repeats(subject: Subject) -> None:
@@ -215,13 +228,6 @@ def repeats(subject: Subject) -> bool:
     return True
 
 
-def _is_local(subject: Subject) -> bool:
-    try:
-        return subject.app is not None
-    except NotApplicableError:
-        return False
-
-
 @lru_cache(maxsize=1)  # several checks of a subject need it
 def _find_nondeterminism(subject: Subject) -> str | None:
     for seed, actions in _make_job(subject):
@@ -233,16 +239,15 @@ def _find_nondeterminism(subject: Subject) -> str | None:
 
 def _find_shared_attribute(subject: Subject) -> str | None:
     """Return a description of a class attribute of the environment that an episode changes, if any."""
-    if not _is_local(subject) or not isinstance(factory := subject.app.factory, type):
-        return None
-
-    attributes = {name: value for klass in reversed(factory.__mro__) for name, value in vars(klass).items()}
-    shared = {name: value for name, value in attributes.items() if isinstance(value, list | dict | set)}
-    before = {name: repr(value) for name, value in shared.items()}
-    _play_fresh(subject, *_make_job(subject)[0])
-    for name, value in shared.items():
-        if repr(value) != before[name]:
-            return f"the {type(value).__name__} {factory.__name__}.{name}"
+    with suppress(NotApplicableError):  # its code is not here
+        factory: Any = subject.app.factory
+        attributes = dict(inspect.getmembers_static(factory))
+        shared = {name: value for name, value in attributes.items() if isinstance(value, list | dict | set)}
+        before = {name: repr(value) for name, value in shared.items()}
+        _play_here(subject, *_make_job(subject, 1)[0])
+        for name, value in shared.items():
+            if repr(value) != before[name]:
+                return f"the {type(value).__name__} {factory.__name__}.{name}"
     return None
 
 
@@ -251,22 +256,18 @@ def _make_job(subject: Subject, count: int = _SEEDS) -> Job:
     return [(start + number, draw_actions(subject, number)) for number in range(count)]
 
 
-@contextmanager
-def _open_instance(subject: Subject, url: str | None = None) -> Iterator[Client | LocalEnvironment]:
-    """Open an instance: over the wire if a URL is given or the environment cannot run here, else in this process."""
-    if url is None and _is_local(subject):
-        with LocalEnvironment(subject.app, subject.reset_options) as environment:
-            yield environment
-    else:
-        with subject.client(url) as client:
-            yield client
+def _play_here(subject: Subject, seed: int, actions: Sequence[dict[str, Any]]) -> list[Result]:
+    """Play an episode in a new instance of this process."""
+    with LocalEnvironment(subject.app, subject.reset_options) as instance:
+        return play(instance, seed, actions)
 
 
 def _play_fresh(
     subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None = None
 ) -> list[Result]:
-    with _open_instance(subject, url) as instance:
-        return play(instance, seed, actions)
+    """Play an episode in a new session, whose instance is new."""
+    with subject.client(url) as client:
+        return play(client, seed, actions)
 
 
 @check(CheckLevel.SEMANTIC, deadline_s=600.0)
@@ -280,7 +281,10 @@ def check_sessions_are_separate(subject: Subject) -> str:
         concurrent = _play_concurrently(subject, clients)
         for client in clients:
             client.close()
-        isolated = [_play_isolated(subject, number, url) for number in range(len(clients))]
+        isolated: list[Sequence[Result]] = []
+        for number in range(len(clients)):
+            with subject.client(url) as client, expect_answer("an episode"):
+                isolated.append(list(_play_session(subject, client, number)))
     results_repeat = repeats(subject)
     for number, (alone, beside) in enumerate(zip(isolated, concurrent, strict=True)):
         if not results_repeat:  # the ids and counts of the states still must
@@ -302,45 +306,35 @@ def _open_sessions(subject: Subject, stack: ExitStack, url: str) -> list[Client]
     """Open sessions; fewer than wanted, but at least two, if the server's unknown cap is lower."""
     count = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
     clients: list[Client] = []
-    for number in range(count):
-        wait_s = 0.0 if number else SLOT_WAIT_S
-        client = stack.enter_context(subject.client(url, queue_timeout_s=wait_s))
-        with expect_answer(f"session {number + 1} of {count}"):
-            try:
+    refusal = ""
+    with expect_answer(f"{count} sessions"):
+        try:
+            for number in range(count):
+                wait_s = 0.0 if number else SLOT_WAIT_S
+                client = stack.enter_context(subject.client(url, queue_timeout_s=wait_s))
                 client.reset(seed=number)
-            except CapacityError as error:
-                client.close()
-                if subject.cap is not None:
-                    raise CheckError(
-                        f"expected room for {count} sessions, got {number}: {error}",
-                        change="set create_app's max_concurrent_envs to what the environment supports",
-                    ) from error
-                if number < 2:
-                    raise NotApplicableError("the server allows only one session at a time") from None
-                return clients
-        clients.append(client)
+                clients.append(client)
+        except CapacityError as error:
+            refusal = str(error)
+    if refusal and subject.cap is not None:
+        raise CheckError(
+            f"expected room for {count} sessions, got {len(clients)}: {refusal}",
+            change="set create_app's max_concurrent_envs to what the environment supports",
+        )
+    if len(clients) < 2:
+        raise NotApplicableError("the server allows only one session at a time")
     return clients
 
 
 def _play_concurrently(subject: Subject, clients: Sequence[Client]) -> list[Sequence[Result]]:
-    """Play an episode in each session, all at the same time."""
-    barrier = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
-
-    def play(number: int) -> Sequence[Result]:
-        session = _play_session(subject, clients[number], number)
-        try:
-            first = next(session)
-            barrier.wait()  # every episode has begun before any goes on
-            return [first, *session]
-        except BrokenBarrierError:
-            return []  # another one has failed, with the error that is raised
-        except BaseException:
-            barrier.abort()
-            raise
-
+    """Play an episode in each session; all take each step at the same time."""
+    episodes = [_play_session(subject, client, number) for number, client in enumerate(clients)]
+    rounds = []
     pool = ThreadPoolExecutor(len(clients), thread_name_prefix="openenv-check-sessions")
     with expect_answer(f"{len(clients)} episodes at once"), pool:
-        return list(pool.map(play, range(len(clients))))
+        while any(results := list(pool.map(lambda episode: next(episode, None), episodes))):
+            rounds.append(results)
+    return [[result for result in column if result is not None] for column in zip(*rounds, strict=True)]
 
 
 def _play_session(subject: Subject, client: Client, number: int) -> Iterator[Result]:
@@ -353,10 +347,4 @@ def _play_session(subject: Subject, client: Client, number: int) -> Iterator[Res
     )
     for turn in episode:
         state = client.state()
-        yield {**turn.wire_result, "state": {name: state.get(name) for name in ("episode_id", "step_count")}}
-
-
-def _play_isolated(subject: Subject, number: int, url: str) -> Sequence[Result]:
-    """Play a session's episode while no other session plays."""
-    with subject.client(url) as client, expect_answer("an episode"):
-        return list(_play_session(subject, client, number))
+        yield {**turn.comparable, "state": {name: state.get(name) for name in ("episode_id", "step_count")}}

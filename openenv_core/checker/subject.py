@@ -7,18 +7,19 @@ import tarfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
 from openenv_core.adapters.episode import fetch_schema
 from openenv_core.checker import drawing
-from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
+from openenv_core.checker.check import CheckError, NotApplicableError
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (
     ConfigurationError,
-    ImageNotFoundError,
+    ConnectionFailedError,
     OpenEnvError,
     ProtocolError,
     ProviderError,
@@ -30,6 +31,7 @@ from openenv_core.targets import (
     Target,
     TargetKind,
     declared_by,
+    exposed_port,
     find_module,
     is_environment_folder,
     load_app,
@@ -47,44 +49,22 @@ _MANIFEST_IN_IMAGE: Final = f"/app/env/{MANIFEST}"
 """The manifest's path in images, of ours and of the released package."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckLimits:
-    """Limits of the checks.
+class CheckLimits(BaseModel):
+    """Limits of the checks; the descriptions are the help of `ropewalk validate`."""
 
-    Attributes:
-        sessions: Concurrent sessions under load.
-        episodes: Episodes over which leaks are measured.
-        steps: Steps of one episode, unless a check plays to the end.
-        fuzz: Fuzzed actions per check.
-        seed: The seed of every random choice of the checker.
-        step_timeout_s: Seconds for a reply.
-        start_timeout_s: Seconds for a server to become healthy.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sessions: int = 16
-    episodes: int = 1000
-    steps: int = 200
-    fuzz: int = 100
-    seed: int = 0
-    step_timeout_s: float = 10.0
-    start_timeout_s: float = 60.0
+    sessions: PositiveInt = Field(16, description="concurrent sessions under load")
+    episodes: PositiveInt = Field(1000, description="episodes over which leaks are measured")
+    steps: PositiveInt = Field(200, description="steps of one episode, unless a check plays to the end")
+    fuzz: PositiveInt = Field(100, description="fuzzed actions per check")
+    seed: int = Field(0, description="seed of the checker's choices")
+    step_timeout_s: PositiveFloat = Field(10, description="timeout of a reply")
+    start_timeout_s: PositiveFloat = Field(60, description="timeout of a server's start")
 
 
 SubjectServer: TypeAlias = LocalProcessProvider | LocalDockerProvider
 """The provider of a server of the subject."""
-
-
-def start_server(provider: SubjectServer) -> str:
-    """Start a provider's server and return its URL; CheckError if it does not become healthy."""
-    try:
-        return str(provider.start())
-    except ProviderError as error:
-        provider.stop()
-        raise CheckError(
-            f"expected a server that starts, got: {error}",
-            change="make the application importable and its server healthy; run `ropewalk serve` with the same "
-            "target to see its output",
-        ) from error
 
 
 def container_of(server: SubjectServer) -> Any:
@@ -149,11 +129,11 @@ class Subject:
         text = self.target.text
         if self.kind is TargetKind.URL:
             try:
-                self.health_status()
-            except CheckError as error:
-                raise ConfigurationError(f"{error.message}; start it first") from None
+                self.schema  # noqa: B018 - is kept
+            except ConnectionFailedError as error:
+                raise ConfigurationError(f"{error}; start it first") from None
         elif self.kind is TargetKind.IMAGE:
-            _require_image(text)
+            exposed_port(text)  # raises
         elif self.kind is TargetKind.PATH and Path(text).is_dir() and not is_environment_folder(Path(text)):
             raise ConfigurationError(
                 f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
@@ -211,29 +191,15 @@ class Subject:
 
         Raises:
             NotApplicableError: The target is a URL or an image, or the application cannot be inspected.
-            CheckError: It cannot be imported.
+            CheckError: The server does not start.
         """
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
             raise NotApplicableError(f"a target of kind {self.kind} has no code to import")
         assert self.url
-        text, seconds = self.target.text, self.limits.start_timeout_s
         try:
-            return run_with_timeout(seconds, lambda: load_app(text), "openenv-import")
+            return load_app(self.target.text)
         except ConfigurationError as error:
             raise NotApplicableError(str(error)) from error
-        except CheckTimeoutError as error:
-            raise CheckError(
-                f"expected to import {text} within {seconds:g} s, got no end",
-                change="do the work in the environment's constructor or reset, not while the module is imported",
-            ) from error
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # raised by the author's module
-            raise CheckError(
-                f"expected to import {text}, got {type(error).__name__}: {error}",
-                change="make the application importable; run `ropewalk serve` with the same target to see the "
-                "traceback",
-            ) from error
 
     @property
     def cap(self) -> int | None:
@@ -259,24 +225,29 @@ class Subject:
             if self._start_failure is not None:
                 raise self._start_failure
             if self._shared is None or not self._shared.alive:
-                first = self._shared is None
-                server = self._shared = self._new_server()
                 try:
-                    start_server(server)
+                    self._shared = self._start_server()
                 except CheckError as failure:
-                    if first:  # every check would fail likewise, each after the same wait
+                    if self._shared is None:  # every check would fail likewise, each after the same wait
                         self._start_failure = failure
                     raise
             return self._shared
 
-    def _new_server(self, env_vars: Mapping[str, str] | None = None) -> SubjectServer:
+    def _start_server(self, env_vars: Mapping[str, str] | None = None) -> SubjectServer:
         if self._closed:
             raise NotApplicableError("the checker is shutting down")
         server: SubjectServer = provider_of(
             self.target, env_vars=env_vars, start_timeout_s=self.limits.start_timeout_s
         )
-        with self._lock:
-            self._servers.append(server)
+        self._servers.append(server)
+        try:
+            server.start()
+        except ProviderError as error:
+            raise CheckError(
+                f"expected a server that starts, got: {error}",
+                change="make the application importable and its server healthy; run `ropewalk serve` with the same "
+                "target to see its output",
+            ) from error
         return server
 
     @contextmanager
@@ -292,14 +263,11 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             raise NotApplicableError("the checker cannot start, kill or measure a server at a URL")
-        server = self._new_server(env_vars)
+        server = self._start_server(env_vars)
         try:
-            start_server(server)
             yield server
         finally:
             server.stop()
-            with self._lock:
-                self._servers.remove(server)
 
     @contextmanager
     def server_or_url(self) -> Iterator[tuple[str, SubjectServer | None]]:
@@ -308,8 +276,7 @@ class Subject:
             yield self.url, None
             return
         with self.server() as server:
-            assert server.url is not None
-            yield server.url, server
+            yield str(server.url), server
 
     def client(self, url: str | None = None, **options: Any) -> Client:
         """Return an unconnected client with dicts for models, for a `with`."""
@@ -324,35 +291,20 @@ class Subject:
         frame_client.reset_options = self.reset_options
         return frame_client.sync()
 
-    def health_status(self, url: str | None = None) -> int:
-        """Return the status of GET /health of a server, the shared one by default.
-
-        Raises:
-            CheckError: The request gets no reply.
-        """
-        import httpx
-
-        from openenv_core.proxies import client_for
-
-        address = url or self.url
-        try:
-            with client_for(address, self.token) as http:
-                return http.get(f"{address}/health", timeout=self.limits.step_timeout_s).status_code
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CheckError(
-                f"expected a server at {address} that answers, got {type(error).__name__}: {error}",
-                change="see the server's output, for example under `ropewalk serve`",
-            ) from error
-
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """The reply of GET /schema: the JSON schemas of action, observation and state.
+        """The reply of GET /schema of the shared server; see `fetch_schema`."""
+        return self.fetch_schema(self.url)
+
+    def fetch_schema(self, url: str) -> dict[str, Any]:
+        """Return the reply of a server to GET /schema: the JSON schemas of action, observation and state.
 
         Raises:
             CheckError: The reply does not contain these.
+            ConnectionFailedError: There is no reply.
         """
         try:
-            return asyncio.run(fetch_schema(self.url, token=self.token, timeout_s=self.limits.step_timeout_s))
+            return asyncio.run(fetch_schema(url, token=self.token, timeout_s=self.limits.step_timeout_s))
         except ProtocolError as error:
             raise CheckError(
                 f"expected GET /schema to answer with action, observation and state, got: {error}",
@@ -410,15 +362,3 @@ class Subject:
         with self.client() as client:
             client.reset()
             return list(client.step({"type": "list_tools"}).observation.get("tools") or [])
-
-
-def _require_image(image: str) -> None:
-    from openenv_core.providers.docker.engine import DockerEngine
-
-    engine = DockerEngine.find()
-    engine.ping()
-    if not engine.has_image(image):
-        raise ImageNotFoundError(
-            f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
-            "`ropewalk list` shows the names, and `ropewalk build PATH` makes an image"
-        )

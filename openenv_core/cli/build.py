@@ -4,7 +4,7 @@ import argparse
 import os
 import signal
 import sys
-import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,6 @@ from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from openenv_core.images.build import BuildPlan
-    from openenv_core.providers.docker.engine import DockerEngine
 
 BASE: Final = "base"
 """The target that means the base images."""
@@ -46,14 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="value of an ARG of the Dockerfile; NAME alone takes it from this shell",
-    )
-    add("--base", metavar="IMAGE", help="base image instead of ropewalk-base (ARG BASE_IMAGE)")
-    add(
-        "-f",
-        "--file",
-        metavar="PATH",
-        help="the Dockerfile, inside the folder (server/Dockerfile, Dockerfile)",
+        help="value of an ARG of the Dockerfile, such as BASE_IMAGE; NAME alone takes it from this shell",
     )
 
 
@@ -65,16 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
         EngineUnavailableError: The engine does not respond.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
+    from openenv_core.images.build import read_build_args
     from openenv_core.providers.docker.engine import DockerEngine
 
+    build_args = read_build_args(arguments.build_arg)
     failures: dict[str, OpenEnvError] = {}
     with ExitStack() as staged:
-        plans = _plans(arguments, staged)
-        engine = DockerEngine.find()
-        engine.client()  # raises before anything is built, if there is no engine or no SDK
+        plans = _plans(arguments, build_args, staged)
+        DockerEngine.find().client()  # raises before anything is built, if there is no engine or no SDK
         for target, build_plan in plans:
             try:
-                _build(engine, target, build_plan, arguments)
+                _build(target, build_plan, build_args)
             except OpenEnvError as error:
                 print(f"ropewalk: {target}: {error}", file=sys.stderr)
                 failures[target] = error
@@ -83,11 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if failures else 0
 
 
-def _plans(arguments: argparse.Namespace, staged: ExitStack) -> "list[tuple[str, BuildPlan | None]]":
+def _plans(
+    arguments: argparse.Namespace, build_args: Mapping[str, str | None], staged: ExitStack
+) -> "list[tuple[str, BuildPlan | None]]":
     """Plan all builds before the first starts; None stands for the base. Folders of files are `staged` meanwhile."""
-    from openenv_core.images.build import plan, read_build_args, refuse_same_tags
+    from openenv_core.images.build import plan, refuse_same_tags
 
-    build_args = read_build_args(arguments.build_arg)
     targets = list(dict.fromkeys(arguments.targets))
     has_several = len(targets) > 1
     if has_several and (fixed_tags := [tag for tag in arguments.tag if "{name}" not in tag]):
@@ -99,10 +93,9 @@ def _plans(arguments: argparse.Namespace, staged: ExitStack) -> "list[tuple[str,
     folders: set[Path] = set()
     for target in targets:
         if target == BASE and not Path(target, MANIFEST).is_file():
-            if arguments.tag or arguments.base or arguments.file:
+            if arguments.tag:
                 raise ConfigurationError(
-                    f"expected `ropewalk build {BASE}` without --tag, --base and --file, got one of them; "
-                    "the base's names say its version"
+                    f"expected `ropewalk build {BASE}` without --tag; the base's names say its version"
                 )
             plans.append((target, None))
             continue
@@ -110,14 +103,7 @@ def _plans(arguments: argparse.Namespace, staged: ExitStack) -> "list[tuple[str,
         if folder in folders:
             continue  # the same folder in two spellings: `my_env my_env/`
         folders.add(folder)
-        build_plan = plan(
-            folder,
-            tags=arguments.tag,
-            build_args=build_args,
-            base_image=arguments.base,
-            file=arguments.file,
-        )
-        plans.append((target, build_plan))
+        plans.append((target, plan(folder, tags=arguments.tag, build_args=build_args)))
     refuse_same_tags(plans)
     return plans
 
@@ -139,28 +125,18 @@ def _folder(target: str, staged: ExitStack) -> Path:
     return resolved.folder
 
 
-def _build(
-    engine: "DockerEngine", target: str, build_plan: "BuildPlan | None", arguments: argparse.Namespace
-) -> None:
+def _build(target: str, build_plan: "BuildPlan | None", build_args: Mapping[str, str | None]) -> None:
     from openenv_core.images import base
-    from openenv_core.images.build import build, read_build_args
-    from openenv_core.images.engine import BuildError
+    from openenv_core.images.build import build
 
-    began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
     if build_plan is not None:
-        built = {build_plan.request.tags: build(build_plan)}
-    else:
-        for variant in base.Variant:
-            base.ensure(variant, build_args=read_build_args(arguments.build_arg))
-        built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
-    for tags, image in built.items():
-        details = engine.find_image(image)
-        if details is None:
-            raise BuildError(f"the image {image!r} was removed as soon as it was built; build it again")
-        size = f"{details['Size'] / 1e6:.0f} MB"
-        print(f"{' '.join(tags)}  {details['Id'].removeprefix('sha256:')[:12]}  {size}")
-    print(f"done in {time.monotonic() - began:.1f} s", file=sys.stderr)
+        image_id = build(build_plan)
+        print(f"{' '.join(build_plan.request.tags)}  {image_id.removeprefix('sha256:')[:12]}")
+        return
+    for variant in base.Variant:
+        base.ensure(variant, build_args=build_args)
+        print(" ".join(base.tags(variant)))
 
 
 COMMAND: Final = Command(
@@ -171,7 +147,7 @@ COMMAND: Final = Command(
     examples=(
         "ropewalk build my_env",
         "ropewalk build my_env other_env --tag 'registry.example.org/team/{name}:1.0'",
-        "ropewalk build my_env --base my-base:1 --build-arg VERSION=2",
+        "ropewalk build my_env --build-arg BASE_IMAGE=my-base:1 --build-arg VERSION=2",
         "ropewalk build base        # the base images of environments",
     ),
 )

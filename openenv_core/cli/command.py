@@ -3,9 +3,16 @@
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from openenv_core.errors import ConfigurationError, describe_faults
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+ModelT = TypeVar("ModelT", bound="BaseModel")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +68,47 @@ def read_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
     return value
+
+
+# Options that are the fields of a model, which reads and checks their texts.
+
+
+def add_fields(
+    group: Any,
+    model: "type[BaseModel]",
+    *,
+    without: Container[str] = (),
+    readers: Mapping[str, Callable[[str], Any]] | None = None,
+) -> None:
+    """Add an option for each field of a model, with its description and default.
+
+    Args:
+        group: The group of arguments.
+        model: The model; the names of its fields end with `_s` if they are seconds.
+        without: Fields that get no option.
+        readers: Parsers of texts, by field, that the model cannot read itself.
+    """
+    for name, field in model.model_fields.items():
+        if name not in without:
+            default = "" if field.default in (None, {}, ()) else f" ({field.default})"
+            group.add_argument(
+                f"--{name.removesuffix('_s').replace('_', '-')}",
+                dest=name,
+                metavar="SECONDS" if name.endswith("_s") else None,
+                type=(readers or {}).get(name, str),
+                help=f"{field.description}{default}",
+            )
+
+
+def read_fields(model: "type[ModelT]", arguments: argparse.Namespace, **values: Any) -> "ModelT":
+    """Return a model of some values and of the options that are given; ConfigurationError if one is invalid."""
+    from pydantic import ValidationError
+
+    given = {name: getattr(arguments, name, None) for name in model.model_fields.keys() - values.keys()}
+    try:
+        return model(**values, **{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(f"invalid options: {describe_faults(error, 'options')}") from None
 
 
 _CONTROL: Final = re.compile(

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.cli.command import Command, read_object, sanitize
+from openenv_core.cli.command import Command, add_fields, read_fields, read_object, sanitize
 from openenv_core.errors import ConfigurationError, ConnectionFailedError, OpenEnvError, ProviderError
 
 if TYPE_CHECKING:
-    from openenv_core.evaluation.policies import AnyPolicy
+    from openenv_core.evaluation.episodes import Arena
     from openenv_core.evaluation.records import EvaluationFolder, EvaluationSettings
-    from openenv_core.targets import RunningTarget, Target
 
 FOLDER: Final = "evals"
 RUN_FILE: Final = "config.yaml"
@@ -28,47 +27,19 @@ MAX_SHOWN_ENDS: Final = 10
 """Tasks shown at each end of those that differ, in order of the difference."""
 
 
-_SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
-    "episodes": {
-        "--episodes": ("N", "tasks: seeds from --seed on, or indexes of --split (100)"),
-        "--seed": ("N", "the first seed, also of a policy's random choices (0)"),
-        "--split": ("NAME", "play the first tasks of this split instead of seeds"),
-        "--repetitions": ("N", "episodes of each task, for pass@k (1)"),
-        "--reset": ("JSON", "further options of every reset"),
-        "--seats": (
-            "NAME,...",
-            "in a game of several players: play every task once in each of these seats, with figures of each; the "
-            "server's policies play the others",
-        ),
-        "--max-turns": ("N", "most actions, or answers, of an episode (64)"),
-        "--success": ("REWARD", "least reward of a success (by default above 0)"),
-    },
-    "models": {
-        "--model": ("NAME", "the served model's name; needed only if there are several"),
-        "--mode": ("{tools,text}", "tool calls by the protocol, or written as text (tools)"),
-        "--system": ("TEXT", "system message of each chat"),
-        "--temperature": ("T", "0 takes the most likely token (0)"),
-        "--max-tokens": ("N", "most tokens of an answer (1024)"),
-        "--key-variable": ("NAME", "environment variable with the server's key"),
-        "--policy-timeout": ("SECONDS", "timeout of an answer, retries included (600)"),
-        "--agent-timeout": ("SECONDS", "an agent's time for an episode (600)"),
-    },
-    "sessions": {
-        "--sessions": ("N", "concurrent episodes (64)"),
-        "--timeout": ("SECONDS", "timeout of a reset or step (60)"),
-        "--patience": ("SECONDS", "how long a lost episode is retried (60)"),
-    },
-}
-"""Options that set a field of `EvaluationSettings`, which reads and checks their texts, by the group in the help."""
+_NO_SETTINGS: Final = ("environments", "policy", "agent", "agent_sandbox")
+"""Fields of `EvaluationSettings` that are arguments of another form."""
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "--reset": read_object,
-    "--seats": lambda text: text.split(","),
+    "reset": read_object,
+    "seats": lambda text: text.split(","),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `eval`."""
+    """Add the arguments of `eval`; the model `EvaluationSettings` reads and checks the texts of most."""
+    from openenv_core.evaluation.records import EvaluationSettings
+
     add = parser.add_argument
     add(
         "targets",
@@ -104,10 +75,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="whether an agent's program is confined to an empty folder and, of all networks, to model and tools "
         "(where this machine permits it)",
     )
-    for title, options in _SETTINGS.items():
-        group = parser.add_argument_group(title)
-        for option, (metavar, text) in options.items():
-            group.add_argument(option, metavar=metavar, help=text, type=_READERS.get(option, str))
+    group = parser.add_argument_group("episodes, models and sessions")
+    add_fields(group, EvaluationSettings, without=_NO_SETTINGS, readers=_READERS)
     run = parser.add_argument_group("held-out episodes of a training run")
     run.add_argument("--config", metavar="FILE", help="a run's YAML file: its environments, task and policy")
     run.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
@@ -187,9 +156,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
-    from pydantic import ValidationError
-
-    from openenv_core.errors import describe_faults
     from openenv_core.evaluation.records import EvaluationSettings
 
     if not arguments.targets or arguments.policy is None:
@@ -199,64 +165,48 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
         )
     if len(set(arguments.targets)) < len(arguments.targets):
         raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.targets)}")
-    names = EvaluationSettings.model_fields.keys() - {"environments"}
-    fields = {name: getattr(arguments, name.removesuffix("_s")) for name in names}
-    values = {name: value for name, value in fields.items() if value is not None}
-    try:
-        return EvaluationSettings(environments=tuple(arguments.targets), **values)
-    except ValidationError as error:
-        raise ConfigurationError(f"cannot evaluate so: {describe_faults(error, 'options')}") from None
+    return read_fields(EvaluationSettings, arguments, environments=tuple(arguments.targets))
 
 
 async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
+    from openenv_core.evaluation.episodes import Arena
     from openenv_core.evaluation.policies import open_policy
-    from openenv_core.targets import run_target, target_of
+    from openenv_core.targets import TargetKind, run_target, target_of
 
     if finished := sum(record.reward is not None for record in folder.records.values()):
         _print_status(f"{finished:,} episodes have been played already")
     targets = {text: target_of(text) for text in settings.environments}
-    first = 0
+    first_group = 0
     async with open_policy(settings, folder.path) as policy:
         for text, target in targets.items():
+            token = (os.environ.get("ROPEWALK_TOKEN") or None) if target.kind is TargetKind.URL else None
             with run_target(target) as running:
                 for name, environment, seat in settings.places:
                     if environment == text:
-                        first += await _play_environment(
-                            folder, settings, name, seat, target, running, policy, first
+                        arena = Arena(
+                            environment=name,
+                            url=running.url,
+                            token=token,
+                            policy=policy,
+                            settings=settings,
+                            provider=running.provider,
                         )
+                        first_group += await _play_missing(folder, arena, seat, first_group)
 
 
-async def _play_environment(
-    folder: "EvaluationFolder",
-    settings: "EvaluationSettings",
-    name: str,
-    seat: str | None,
-    target: "Target",
-    running: "RunningTarget",
-    policy: "AnyPolicy",
-    first: int,
+async def _play_missing(
+    folder: "EvaluationFolder", arena: "Arena", seat: str | None, first_group: int
 ) -> int:
     """Play the missing episodes of an environment, or of a seat of it; return its number of tasks."""
-    from openenv_core.evaluation.episodes import Arena, check_seat, count_tasks, plan_episodes
+    from openenv_core.evaluation.episodes import plan_episodes
     from openenv_core.evaluation.records import LOST, EpisodeRecord, ProgressBar
-    from openenv_core.providers.base import has_died
-    from openenv_core.targets import TargetKind
 
-    token = (os.environ.get("ROPEWALK_TOKEN") or None) if target.kind is TargetKind.URL else None
-    if seat is not None:
-        await check_seat(seat, running.url, token, settings.timeout_s)
-    tasks = await count_tasks(settings, running.url, token)
-    plan = plan_episodes(settings, first, tasks, seat)
-    known = folder.records
-    todo = [
-        episode
-        for episode in plan
-        if (record := known.get((name, episode.group, episode.sibling))) is None or record.ending in LOST
-    ]
-    if not todo:
-        return tasks
+    tasks = await arena.count_tasks(seat)
+    plan = plan_episodes(arena.settings, first_group, tasks, seat)
+    kept = {key for key, record in folder.records.items() if record.ending not in LOST}
+    todo = [each for each in plan if (arena.environment, each.group, each.sibling) not in kept]
     played_count = len(plan) - len(todo)
-    with ProgressBar(name, len(plan)) as bar:
+    with ProgressBar(arena.environment, len(plan)) as bar:
 
         def done(record: EpisodeRecord) -> None:
             nonlocal played_count
@@ -264,15 +214,8 @@ async def _play_environment(
             folder.write(record)
             bar.update(played_count)
 
-        arena = Arena(
-            environment=name,
-            url=running.url,
-            token=token,
-            policy=policy,
-            settings=settings,
-            alive=lambda: not has_died(running.provider),
-        )
-        await arena.play(todo, done)
+        if todo:
+            await arena.play(todo, done)
     return tasks
 
 

@@ -14,6 +14,9 @@ from openenv_core.errors import ConfigurationError
 if TYPE_CHECKING:
     from openenv_core.providers.fleet import ServerFleet
 
+LOOK_INTERVAL_S: Final = 5.0
+"""Seconds between looks at the queue."""
+
 ACTS: Final = ("up", "status", "scale", "drain", "down")
 
 
@@ -46,13 +49,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=read_count,
         metavar=("MIN", "MAX"),
         help="scale: follow the queue until Ctrl-C",
-    )
-    add(
-        "--interval",
-        type=read_seconds,
-        default=5.0,
-        metavar="SECONDS",
-        help="scale: of looks at it (%(default)g)",
     )
     add(
         "--timeout",
@@ -107,7 +103,7 @@ def _act(fleet: "ServerFleet", arguments: argparse.Namespace) -> None:
         fleet.start()
     elif act == "scale" and arguments.between is not None:
         least, most = arguments.between
-        fleet.autoscale(least, most, lambda: time.sleep(arguments.interval))
+        fleet.autoscale(least, most, lambda: time.sleep(LOOK_INTERVAL_S))
     elif act == "scale":
         if target is None:
             raise ConfigurationError(

@@ -1,8 +1,6 @@
 """`ropewalk init`: makes a new environment, complete and working."""
 
 import argparse
-import os
-import shlex
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,12 +35,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         + " (game)",
     )
     parser.add_argument(
-        "--dir",
-        type=Path,
-        metavar="PATH",
-        help="parent of the new file or folder; by default the working directory",
-    )
-    parser.add_argument(
         "--task",
         action="store_true",
         help="also make a task and a run's YAML file, to train a policy on it; for an existing environment, make only "
@@ -58,37 +50,36 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from openenv_core.scaffold.names import names_of
 
-    parent = arguments.dir or Path.cwd()
     is_package = arguments.package or arguments.template is not None
     names = names_of(arguments.name, package=is_package)
+    file = f"{names.short}.py"
     if arguments.task and not is_package:
-        is_package = (parent / names.package / MANIFEST).is_file() and not (
-            parent / f"{names.short}.py"
-        ).is_file()
-    return _make_package(arguments, names, parent) if is_package else _make_file(arguments, names, parent)
+        is_package = Path(names.package, MANIFEST).is_file() and not Path(file).is_file()
+    return _make_package(arguments, names) if is_package else _make_file(arguments, names, file)
 
 
-def _make_file(arguments: argparse.Namespace, names: "EnvironmentNames", parent: Path) -> int:
+def _make_file(arguments: argparse.Namespace, names: "EnvironmentNames", file: str) -> int:
     from openenv_core.scaffold.making import make_file, make_file_task
 
-    file = os.path.relpath(parent / f"{names.short}.py")
     if not (arguments.task and Path(file).is_file()):
-        made = make_file(names, arguments.dir)
-        steps = {
-            f"ropewalk play {file}": "play it in the terminal",
-            f"ropewalk serve {file} --reload": "serve it; restarts after every change",
-            f"pytest {os.path.relpath(made[1])}": "run all checks as tests",
-            f"ropewalk validate {file}": "run the checks; failures say what to change",
-            f"ropewalk train --env {file} model.path=FOLDER": "train a language model on it",
-            f"ropewalk build {file}": f"build the image {names.image}:latest",
-        }
-        print(
-            f"{', '.join(map(os.path.relpath, made))}: an environment, class {names.prefix}, and its test.\n"
-        )
-        _print_steps(steps)
+        made = [path.name for path in make_file(names)]
+        print(f"{', '.join(made)}: an environment, class {names.prefix}, and its test.\n")
+        train = {f"ropewalk train --env {file} model.path=FOLDER": "train a language model on it"}
+        _print_steps(_steps(file, made[1], names) | train)
     if arguments.task:
-        _print_task(make_file_task(names, arguments.dir), "", " model.path=FOLDER")
+        _print_task(make_file_task(names), "", " model.path=FOLDER")
     return 0
+
+
+def _steps(target: str, tests: str, names: "EnvironmentNames") -> dict[str, str]:
+    """Return what to do with a new environment: commands, with what they do."""
+    return {
+        f"ropewalk play {target}": "play it in the terminal",
+        f"ropewalk serve {target} --reload": "serve it; restarts after every change",
+        f"pytest {tests}".rstrip(): "run all checks as tests",
+        f"ropewalk validate {target}": "run the checks; failures say what to change",
+        f"ropewalk build {target}": f"build the image {names.image}:latest",
+    }
 
 
 def _print_steps(steps: Mapping[str, str]) -> None:
@@ -97,7 +88,7 @@ def _print_steps(steps: Mapping[str, str]) -> None:
         print(f"  {command:<{width}}{reason}".rstrip())
 
 
-def _make_package(arguments: argparse.Namespace, names: "EnvironmentNames", parent: Path) -> int:
+def _make_package(arguments: argparse.Namespace, names: "EnvironmentNames") -> int:
     from openenv_core.scaffold.making import TEMPLATES, make, make_task
 
     template = arguments.template or "game"
@@ -106,28 +97,19 @@ def _make_package(arguments: argparse.Namespace, names: "EnvironmentNames", pare
             f"expected --task with --template game, got {template}; environments of tools need no task, and "
             "docs/tutorials/train.md shows how another one is written"
         )
-    if arguments.task and (parent / names.package / MANIFEST).is_file():
-        _print_task(make_task(names, parent))
+    if arguments.task and Path(names.package, MANIFEST).is_file():
+        _print_task(make_task(names))
         return 0
-    folder = make(names, template, arguments.dir)
+    folder = make(names, template)
     files = sum(path.is_file() for path in folder.rglob("*"))
-    lacks_gymnasium = template == "gymnasium" and find_spec("gymnasium") is None
-    relative = os.path.relpath(folder)
-    image = f"{names.image}:latest"
-    steps = {
-        f"cd {shlex.quote(relative)}": "",
-        **({"pip install gymnasium": "which it wraps"} if lacks_gymnasium else {}),
-        "ropewalk play .": "play it in the terminal",
-        "ropewalk serve . --reload": "serve it; restarts after every change",
-        "pytest": "run all checks as tests",
-        "ropewalk validate .": "run the checks; failures say what to change",
-        "ropewalk build .": f"build the image {image}",
-        f"ropewalk validate {image}": "check the image",
-    }
-    print(f"{relative}: {TEMPLATES[template]}; {files} files, class {names.prefix}Env.\n")
-    _print_steps(steps)
+    steps = {f"cd {folder.name}": ""}
+    if template == "gymnasium" and find_spec("gymnasium") is None:
+        steps["pip install gymnasium"] = "which it wraps"
+    image = {f"ropewalk validate {names.image}:latest": "check the image"}
+    print(f"{folder.name}: {TEMPLATES[template]}; {files} files, class {names.prefix}Env.\n")
+    _print_steps(steps | _steps(".", "", names) | image)
     if arguments.task:
-        _print_task(make_task(names, parent))
+        _print_task(make_task(names))
     print(f"\nThe rules are in {Path('server') / 'environment.py'}, the models on the wire in models.py.")
     return 0
 
@@ -137,11 +119,9 @@ def _print_task(
     hint: str = " To train a policy here, in two minutes on two cores:",
     overrides: str = "",
 ) -> None:
-    run, task = sorted(files)  # NAME.yaml, NAME_task.py
-    print(f"\n{os.path.relpath(task)}, {os.path.relpath(run)}: a task and a run's configuration.{hint}\n")
-    if (folder := os.path.relpath(task.parent)) != ".":
-        print(f"  cd {shlex.quote(folder)}")
-    print(f"  ropewalk train --config {run.name}{overrides}")
+    run, task = sorted(file.name for file in files)  # NAME.yaml, NAME_task.py
+    print(f"\n{task}, {run}: a task and a run's configuration.{hint}\n")
+    print(f"  ropewalk train --config {run}{overrides}")
 
 
 COMMAND = Command(
@@ -154,6 +134,6 @@ COMMAND = Command(
         "ropewalk init dice --task",
         "ropewalk init dice --package",
         "ropewalk init word-search --template tools",
-        "ropewalk init cart --template gymnasium --dir games",
+        "ropewalk init cart --template gymnasium",
     ),
 )

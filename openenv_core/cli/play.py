@@ -1,10 +1,12 @@
 """`ropewalk play`: steps an environment in the terminal."""
 
 import argparse
+import asyncio
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -51,7 +53,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--random", metavar="N", type=read_count, help="take N steps with actions drawn from the schema")
     add("--json", action="store_true", help="print one JSON object per line: resets, steps, episodes, errors")
-    add("--token", help="bearer token of the server at a URL; prefer ROPEWALK_TOKEN")
     add(
         "--timeout",
         metavar="SECONDS",
@@ -62,32 +63,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Play; return 1 if something failed and the input is not interactive."""
-    from openenv_core.play.game import Game
+    from openenv_core.play.game import Game, play_actions, play_at_random
     from openenv_core.play.terminal import Terminal
-    from openenv_core.targets import run_target, target_of
+    from openenv_core.targets import TargetKind, run_target, target_of
 
     if arguments.action and arguments.random:
         raise ConfigurationError("both --action and --random are given; leave one out")
     terminal = Terminal(is_json=arguments.json)
     target = target_of(arguments.target)
-    token = _token(arguments, target)
+    token = (os.environ.get("ROPEWALK_TOKEN") or None) if target.kind is TargetKind.URL else None
+    options = _options(arguments)
     with run_target(target) as running:
         from openenv_core.client import GenericEnvClient
 
-        schema = _schema(running.url, token)
+        schema = _action_schema(running.url, token)
         timeout_s = arguments.timeout
-        if timeout_s is None and "table" not in _options(arguments):
+        if timeout_s is None and "table" not in options:
             timeout_s = TIMEOUT_S
-        timeout_s = timeout_s or None
-        with GenericEnvClient(running.url, token=token, message_timeout_s=timeout_s).sync() as client:
+        with GenericEnvClient(running.url, token=token, message_timeout_s=timeout_s or None).sync() as client:
             game = Game(client, terminal)
-            explain = partial(_show_traceback, running.provider)
             try:
-                if arguments.action or arguments.random:
-                    return _play_script(arguments, game, target, schema)
-                return _play_interactively(arguments, game, schema, running, explain)
+                if arguments.action:
+                    play_actions(game, arguments.action, options)
+                elif arguments.random:
+                    drawn = _draw_actions(arguments.seed, game, target, schema, options)
+                    play_at_random(game, islice(drawn, arguments.random), options)
+                else:
+                    return _play_interactively(arguments.target, game, schema, running, options)
+                game.end_episode()
+                return 0
             except (KeyboardInterrupt, OpenEnvError) as error:
-                explain(error)
+                _show_traceback(running.provider, error)
                 if isinstance(error, KeyboardInterrupt):
                     terminal.say()  # below the prompt
                 game.end_episode()
@@ -95,67 +101,46 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _play_interactively(
-    arguments: argparse.Namespace,
-    game: "Game",
-    schema: dict[str, Any],
-    running: "RunningTarget",
-    explain: Callable[[Exception], None],
+    name: str, game: "Game", schema: dict[str, Any] | None, running: "RunningTarget", options: dict[str, Any]
 ) -> int:
     from openenv_core.play.form import forms_of
     from openenv_core.play.game import Loop
     from openenv_core.play.prompts import Prompts, describe_form
     from openenv_core.providers.base import has_died
 
-    forms = forms_of(schema["action"]) if "action" in schema else ()
-    game.terminal.say(f"{arguments.target} on {running.url}   (:help for commands)")
+    forms = () if schema is None else forms_of(schema)
+    game.terminal.say(f"{name} on {running.url}   (:help for commands)")
     for form in forms:
         for line in () if form.lists_tools or form.calls_tools else describe_form(form):
             game.terminal.say(line)
     return Loop(
         game,
         Prompts(game.terminal, forms),
-        schema=schema,
-        options=_options(arguments),
+        options=options,
         is_server_alive=lambda timeout_s: not has_died(running.provider, within_s=timeout_s),
-        explain=explain,
+        explain=partial(_show_traceback, running.provider),
     ).run()
 
 
-def _play_script(
-    arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]
-) -> int:
-    from openenv_core.play.game import play_actions, play_at_random
-
-    if arguments.action:
-        play_actions(game, arguments.action, _options(arguments))
-    else:
-        actions = islice(_sample_actions(arguments, game, target, schema), arguments.random)
-        play_at_random(game, actions, _options(arguments))
-    game.end_episode()
-    return 0
-
-
-def _sample_actions(
-    arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]
+def _draw_actions(
+    seed: int | None, game: "Game", target: "Target", schema: dict[str, Any] | None, options: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield valid actions: the author's examples if any, otherwise samples from the schema."""
-    import random
-
     from openenv_core.checker.drawing import pool
     from openenv_core.targets import declared_by
 
-    if "action" not in schema:
+    if schema is None:
         raise ConfigurationError("the server has no /schema, which --random needs; give --action")
     examples: list[dict[str, Any]] = []
     with suppress(ConfigurationError):  # `ropewalk validate` reports an invalid manifest
         examples = declared_by(target).validation.episodes.example_actions
 
     def tools() -> list[dict[str, Any]]:
-        game.reset(_options(arguments))
+        game.reset(options)
         return game.tools()
 
-    seed = arguments.seed if arguments.seed is not None else random.randrange(2**32)
-    return pool(schema["action"], examples, tools, seed).draw(random.Random(seed))
+    seed = random.randrange(2**32) if seed is None else seed
+    return pool(schema, examples, tools, seed).draw(random.Random(seed))
 
 
 def _show_traceback(provider: Any, error: BaseException) -> None:
@@ -177,26 +162,16 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**arguments.reset, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _token(arguments: argparse.Namespace, target: "Target") -> str | None:
-    from openenv_core.targets import TargetKind
-
-    if target.kind is TargetKind.URL:
-        return arguments.token or os.environ.get("ROPEWALK_TOKEN") or None
-    if arguments.token:
-        raise ConfigurationError(f"expected --token with a URL, got {target.text}; leave it out")
-    return None
-
-
-def _schema(url: str, token: str | None) -> dict[str, Any]:
-    """Return the server's /schema; {} if it is missing or unusable."""
-    import asyncio
-
+def _action_schema(url: str, token: str | None) -> dict[str, Any] | None:
+    """Return the schema of actions of the server's /schema; None if it is missing or unusable."""
     from openenv_core.adapters.episode import fetch_schema
 
     try:
-        return asyncio.run(fetch_schema(url, token=token, timeout_s=SCHEMA_TIMEOUT_S))
+        reply = asyncio.run(fetch_schema(url, token=token, timeout_s=SCHEMA_TIMEOUT_S))
     except OpenEnvError:
-        return {}  # opening the session will report the problem
+        return None  # opening the session will report the problem
+    schema: dict[str, Any] = reply["action"]
+    return schema
 
 
 COMMAND = Command(

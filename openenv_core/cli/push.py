@@ -134,8 +134,9 @@ def _print_upload(staged: "StagedSpace", arguments: argparse.Namespace) -> None:
             print(f"  {count:>9,}  {name}")
     for name, reason in staged.left_out.items():
         print(f"left out: {name} ({reason})")
-    for note in staged.notes:
-        print(f"note: {note}")
+    print(
+        "note: whoever can see the Space can use it: give it a secret ROPEWALK_TOKENS, or make it --private"
+    )
 
 
 COMMAND: Final = Command(

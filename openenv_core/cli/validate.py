@@ -4,17 +4,13 @@ import argparse
 import io
 import os
 import sys
-from dataclasses import fields
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from openenv_core.checker.check import CheckLevel, select_checks
-from openenv_core.cli.command import Command, read_count, read_seconds
+from openenv_core.cli.command import Command, add_fields, read_fields
 from openenv_core.errors import ConfigurationError
-from openenv_core.targets import TargetKind, target_of
-
-if TYPE_CHECKING:
-    from openenv_core.checker.subject import Subject
+from openenv_core.targets import target_of
 
 _PACKAGES: Final = ("hypothesis", "jsonschema", "packaging", "psutil")
 """Packages of the extra `author` that the checker needs."""
@@ -29,6 +25,8 @@ _TOKEN: Final = "ROPEWALK_TOKEN"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `validate`."""
+    from openenv_core.checker.subject import CheckLimits
+
     add = parser.add_argument
     add(
         "target",
@@ -36,7 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE",
         help="an environment by its name, its folder or file, its app, a running server, or an image",
     )
-    add("--kind", choices=list(map(str, TargetKind)), help="the target's kind, if it is ambiguous")
     select_checks = parser.add_argument_group("selection (all checks)")
     select_checks.add_argument(
         "--level",
@@ -53,18 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--json", action="store_true", help="one JSON document on standard output, nothing else"
     )
-    amounts = parser.add_argument_group("limits")
-    for name, read, metavar, text in (
-        ("sessions", read_count, "N", "concurrent sessions under load (16)"),
-        ("episodes", read_count, "N", "episodes over which leaks are measured (1000)"),
-        ("steps", read_count, "N", "steps of one episode (200)"),
-        ("fuzz", read_count, "N", "fuzzed actions per check (100)"),
-        ("seed", int, "N", "seed of the checker's choices (0)"),
-        ("step_timeout_s", _read_positive_seconds, "SECONDS", "timeout of a reply (10)"),
-        ("start_timeout_s", _read_positive_seconds, "SECONDS", "timeout of a server's start (60)"),
-    ):
-        option = f"--{name.removesuffix('_s').replace('_', '-')}"
-        amounts.add_argument(option, dest=name, type=read, metavar=metavar, help=text)
+    add_fields(parser.add_argument_group("limits"), CheckLimits)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from openenv_core.checker.results import CheckReport, Console, as_json, format_list
     from openenv_core.checker.runner import run_isolated
+    from openenv_core.checker.subject import CheckLimits, Subject
 
     checks = select_checks([CheckLevel(level) for level in arguments.level], arguments.check)
     if arguments.list:
@@ -87,37 +74,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError("no target is given; `ropewalk validate .` is this folder")
     _require_packages()
     console = Console(io.StringIO() if arguments.json else sys.stdout, len(checks))
-    subject = _subject(arguments)
+    target, limits = target_of(arguments.target), read_fields(CheckLimits, arguments)
+    token = os.environ.get(_TOKEN) or None
+    Subject(target, limits, token=token).require()
     try:
-        run_isolated(
-            subject.target,
-            subject.limits,
-            checks,
-            token=subject.token,
-            on_start=console.begin,
-            on_result=console.end,
-        )
+        run_isolated(target, limits, checks, token=token, on_start=console.begin, on_result=console.end)
         interrupted = False
     except KeyboardInterrupt:
         interrupted = True
-    report = CheckReport(subject.target.text, tuple(console.results), interrupted)
+    report = CheckReport(target.text, tuple(console.results), interrupted)
     console.finish(report)
     if arguments.json:
         print(as_json(report))
     if report.interrupted:
         return _INTERRUPTED
     return _PASSED if report.ok else _FAILED
-
-
-def _subject(arguments: argparse.Namespace) -> "Subject":
-    from openenv_core.checker.subject import CheckLimits, Subject
-
-    target = target_of(arguments.target, kind=TargetKind(arguments.kind) if arguments.kind else None)
-    limits = {field.name: getattr(arguments, field.name) for field in fields(CheckLimits)}
-    options = {name: value for name, value in limits.items() if value is not None}
-    subject = Subject.of(target, token=os.environ.get(_TOKEN) or None, **options)
-    subject.require()
-    return subject
 
 
 def _require_packages() -> None:
@@ -128,12 +99,6 @@ def _require_packages() -> None:
             f"the checks need packages that are not installed: {', '.join(missing)}; "
             "pip install 'ropewalk[author]'"
         )
-
-
-def _read_positive_seconds(text: str) -> float:
-    if not (seconds := read_seconds(text)):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds
 
 
 COMMAND = Command(

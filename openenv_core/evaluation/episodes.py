@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import httpx
 from pydantic import BaseModel
 
 from openenv_core.adapters.episode import MAX_BACKOFF_S, MIN_BACKOFF_S, TextEpisode, fetch_schema, seats_of
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import (
     AuthenticationError,
@@ -38,6 +40,8 @@ from openenv_core.evaluation.policies import (
 from openenv_core.evaluation.records import (
     FAILED_ENVIRONMENT,
     FAILED_POLICY,
+    LOST,
+    REASON_CHARS,
     UNSCORED,
     EpisodeRecord,
     EvaluationSettings,
@@ -45,6 +49,7 @@ from openenv_core.evaluation.records import (
 )
 from openenv_core.protocol.http import http_url
 from openenv_core.protocol.jsonio import dumps
+from openenv_core.providers.base import has_died
 from openenv_core.proxies import client_for
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tracebacks import format_traceback
@@ -53,7 +58,6 @@ from openenv_core.types import StepResult
 ATTEMPTS: Final = 4
 """Attempts at an episode that fails although the server answers, before it counts as lost."""
 
-REASON_CHARS: Final = 1000
 SessionT = TypeVar("SessionT", GenericEnvClient, TextEpisode)
 
 SEED_BITS: Final = 30
@@ -93,52 +97,50 @@ def _task(settings: EvaluationSettings, task: int, sibling: int) -> tuple[int, J
     return task, {"split": settings.split, "index": task, "seed": settings.seed + sibling}
 
 
-async def count_tasks(settings: EvaluationSettings, url: str, token: str | None) -> int:
-    """Return the number of tasks to play: `settings.episodes`, or fewer if the split has fewer.
-
-    Raises:
-        ConfigurationError: The environment has no such split, or no tasks at all.
-    """
-    if settings.split is None:
-        return settings.episodes
-    base, split = http_url(url), settings.split
-
-    def fetch_count() -> int:
-        with client_for(base, token) as http:
-            (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
-            reply = http.post(f"{base}/{name}/num_tasks", json={"split": split}, timeout=settings.timeout_s)
-            if reply.status_code != httpx.codes.OK:
-                raise ConfigurationError(f"expected an environment with a split {split!r}: {reply.text:.300}")
-            return int(reply.json()["num_tasks"])
-
-    try:
-        return min(settings.episodes, await asyncio.to_thread(fetch_count))
-    except ConfigurationError:
-        raise
-    except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(
-            f"expected a server that counts the tasks of --split {split}, got {error!r}; leave --split out to "
-            "play seeds"
-        ) from error
-
-
-async def check_seat(seat: str, url: str, token: str | None, timeout_s: float) -> None:
-    """Raise a ConfigurationError if a server's environment has no such seat."""
-    seats = seats_of(await fetch_schema(url, token=token, timeout_s=timeout_s))
-    if seat not in seats:
-        raise ConfigurationError(f"expected seats among {', '.join(seats)}, got {seat}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arena:
-    """The server, the policy and the settings with which episodes are played."""
+    """The server, its provider if it is ours, the policy and the settings with which episodes are played."""
 
     environment: str
     url: str
     token: str | None
     policy: AnyPolicy
     settings: EvaluationSettings
-    alive: Callable[[], bool]
+    provider: Any = None
+
+    async def count_tasks(self, seat: str | None = None) -> int:
+        """Return the number of tasks to play: `settings.episodes`, or fewer if the split has fewer.
+
+        Raises:
+            ConfigurationError: The environment has no such seat, no such split, or no tasks at all.
+        """
+        if seat is not None and seat not in (seats := seats_of(await self._fetch_schema())):
+            raise ConfigurationError(f"expected seats among {', '.join(seats)}, got {seat}")
+        split = self.settings.split
+        if split is None:
+            return self.settings.episodes
+        try:
+            return min(self.settings.episodes, await asyncio.to_thread(self._fetch_count, split))
+        except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
+            if isinstance(error, ConfigurationError):  # which is a ValueError
+                raise
+            raise ConfigurationError(
+                f"expected a server that counts the tasks of --split {split}, got {error!r}; leave --split out to "
+                "play seeds"
+            ) from error
+
+    def _fetch_count(self, split: str) -> int:
+        base = http_url(self.url)
+        with client_for(base, self.token) as http:
+            (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
+            url, timeout_s = f"{base}/{name}/num_tasks", self.settings.timeout_s
+            reply = http.post(url, json={"split": split}, timeout=timeout_s)
+        if reply.status_code != httpx.codes.OK:
+            raise ConfigurationError(f"expected an environment with a split {split!r}: {reply.text:.300}")
+        return int(reply.json()["num_tasks"])
+
+    async def _fetch_schema(self) -> Json:
+        return await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s)
 
     async def play(self, episodes: Iterable[PlannedEpisode], done: Callable[[EpisodeRecord], None]) -> None:
         """Play episodes, in any order, in at most `settings.sessions` concurrent sessions.
@@ -154,7 +156,7 @@ class Arena:
             ClientError: The server cannot be reached, or refuses access.
         """
         todo = deque(episodes)
-        schema = (await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s))["action"]
+        schema = (await self._fetch_schema())["action"]
         sessions = min(self.settings.sessions, len(todo))
         lost = connected_count = 0
         remaining = len(todo)
@@ -175,7 +177,7 @@ class Arena:
                     record = await self._play_until_done(player, todo.popleft())
                     done(record)
                     remaining -= 1
-                    lost = lost + 1 if record.ending in (FAILED_ENVIRONMENT, FAILED_POLICY) else 0
+                    lost = lost + 1 if record.ending in LOST else 0
                     if lost >= sessions and remaining:
                         raise EvaluationStoppedError(
                             f"{lost} episodes in a row were lost, the last one because: {record.reason}"
@@ -203,8 +205,8 @@ class Arena:
     ) -> EpisodeRecord:
         """Play an episode, and repeat it if it fails by no fault of the policy."""
         loop = asyncio.get_running_loop()
-        deadline, pause, attempt = 0.0, MIN_BACKOFF_S, 0
-        while True:
+        deadline = 0.0
+        for attempt in count(1):
             record = player.record(episode)
             is_unreachable = False
             try:
@@ -216,24 +218,20 @@ class Arena:
                     error, ConnectionFailedError | ConnectionLostError | CapacityError
                 )
                 failed = FAILED_POLICY if isinstance(error, PolicyLostError) else FAILED_ENVIRONMENT
-                record.ending, record.reason = failed, f"{type(error).__name__}: {error}"[:REASON_CHARS]
+                record.fail(failed, f"{type(error).__name__}: {error}")
                 await player.leave()
-            if record.ending not in (FAILED_ENVIRONMENT, FAILED_POLICY):
+            if record.ending not in LOST:
                 return record
-            record.reward = None
-            if not attempt:  # from the first failure on: the episode itself may take longer
+            if attempt == 1:  # from the first failure on: the episode itself may take longer
                 deadline = loop.time() + self.settings.patience_s
-            attempt += 1
-            if is_unreachable and not await asyncio.to_thread(self.alive):
+            if is_unreachable and await asyncio.to_thread(has_died, self.provider):
                 raise EvaluationStoppedError(f"the server has ended: {record.reason}")
-            if (
-                record.ending == FAILED_POLICY
-                or loop.time() + pause > deadline
-                or (not is_unreachable and attempt >= ATTEMPTS)
-            ):
+            pause_s = exponential_pause_s(attempt, MIN_BACKOFF_S, MAX_BACKOFF_S)
+            is_last = loop.time() + pause_s > deadline or (not is_unreachable and attempt >= ATTEMPTS)
+            if is_last or record.ending == FAILED_POLICY:
                 return record
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_BACKOFF_S)
+            await asyncio.sleep(pause_s)
+        raise AssertionError("unreachable: the loop has no end")
 
 
 class _Player(Generic[SessionT]):
@@ -276,15 +274,12 @@ class _Player(Generic[SessionT]):
 
     def _end(self, record: EpisodeRecord, result: StepResult[Any]) -> bool:
         """Record a result; return whether it ends the episode."""
-        if (failure := result.infrastructure_error) is not None:
-            record.ending, record.reason = FAILED_ENVIRONMENT, failure[:REASON_CHARS]
-            return True
-        if (unscored := result.unscored) is not None:
-            record.ending, record.reason, record.reward = UNSCORED, unscored[:REASON_CHARS], None
-            return True
         record.reward = (record.reward or 0.0) + float(result.reward or 0.0)
-        if not math.isfinite(record.reward):
-            record.ending, record.reason, record.reward = UNSCORED, f"a reward of {result.reward}", None
+        if (failure := result.infrastructure_error) is not None:
+            record.fail(FAILED_ENVIRONMENT, failure)
+        elif result.unscored is not None or not math.isfinite(record.reward):
+            record.fail(UNSCORED, result.unscored or f"a reward of {result.reward}")
+        if record.reward is None:
             return True
         record.ending = "truncated_environment" if result.truncated else "completed"
         return bool(result.done)
@@ -369,19 +364,14 @@ class ChatPlayer(_Player[TextEpisode]):
             await self._policy.play(game, observation, record, seed)
         else:
             await self._chat(self._policy, observation, record, seed)
-        if game.failure is not None:
-            record.ending, record.reason = FAILED_ENVIRONMENT, game.failure[:REASON_CHARS]
-            await self.leave()
-            return
         if game.truncated:
             record.ending = "truncated_environment"
         record.reward = game.reward
-        if record.reward is None or not math.isfinite(record.reward):
-            record.ending, record.reward, record.reason = (
-                UNSCORED,
-                None,
-                game.unscored or "it has no finite reward",
-            )
+        if game.failure is not None:
+            record.fail(FAILED_ENVIRONMENT, game.failure)
+            await self.leave()
+        elif record.reward is None or not math.isfinite(record.reward):
+            record.fail(UNSCORED, game.unscored or "it has no finite reward")
 
     async def _chat(self, model: ChatModel, observation: str, record: EpisodeRecord, seed: int) -> None:
         settings, game = self._arena.settings, self._session

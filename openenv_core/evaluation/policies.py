@@ -13,7 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final, Protocol, TypeAlias
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from openenv_core.adapters.episode import TextEpisode
 from openenv_core.checker.drawing import Sampler
@@ -240,34 +240,21 @@ def _import_callable(text: str) -> Callable[..., Any]:
     return target
 
 
-class _Function(BaseModel):
-    name: str
-    arguments: str | Json = ""
-
-
 class _ToolCall(BaseModel):
     id: str = ""
-    function: _Function
-
-
-class _Message(BaseModel):
-    content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _ChatChoice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    name: str = Field(validation_alias=AliasPath("function", "name"))
+    arguments: str | Json = Field("", validation_alias=AliasPath("function", "arguments"))
 
 
 class _ChatResponse(BaseModel):
-    choices: list[_ChatChoice]
-    usage: _Usage | None = None
+    message: Json = Field(validation_alias=AliasPath("choices", 0, "message"))
+    content: str | None = Field(None, validation_alias=AliasPath("choices", 0, "message", "content"))
+    tool_calls: list[_ToolCall] | None = Field(
+        None, validation_alias=AliasPath("choices", 0, "message", "tool_calls")
+    )
+    finish_reason: str | None = Field(None, validation_alias=AliasPath("choices", 0, "finish_reason"))
+    prompt_tokens: int = Field(0, validation_alias=AliasPath("usage", "prompt_tokens"))
+    completion_tokens: int = Field(0, validation_alias=AliasPath("usage", "completion_tokens"))
 
 
 class EndpointModel:
@@ -361,32 +348,26 @@ class EndpointChat:
                 f"{settings.policy} refuses the first request of an episode: {error}; --mode text does without tools"
             ) from error
         try:
-            parsed = _ChatResponse.model_validate(response)
-            choice = parsed.choices[0]
-        except (ValidationError, IndexError) as error:
+            reply = _ChatResponse.model_validate(response)
+        except ValidationError as error:
             raise PolicyError(
                 f"expected an answer of the OpenAI chat protocol, got {to_plain_text(repr(response))}"
             ) from error
         self._answers += 1
-        message, usage = choice.message, parsed.usage or _Usage()
         calls = tuple(
-            RequestedCall(
-                tool_call.id or f"call_{number}",
-                tool_call.function.name,
-                _arguments(tool_call.function.arguments),
-            )
-            for number, tool_call in enumerate(message.tool_calls or ())
+            RequestedCall(call.id or f"call_{number}", call.name, _arguments(call.arguments))
+            for number, call in enumerate(reply.tool_calls or ())
         )
         self._messages.append(
-            {"role": "assistant", "content": message.content or ""}
+            {"role": "assistant", "content": reply.content or ""}
             | ({"tool_calls": [_call_as_json(call) for call in calls]} if calls else {})
         )
         return ChatAnswer(
-            message.content or "",
+            reply.content or "",
             calls,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            was_cut=choice.finish_reason == "length",
+            prompt_tokens=reply.prompt_tokens,
+            completion_tokens=reply.completion_tokens,
+            was_cut=reply.finish_reason == "length",
         )
 
     def add_messages(self, messages: Sequence[Json]) -> None:

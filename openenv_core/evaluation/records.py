@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -30,6 +31,8 @@ RECORDS_FILE: Final = "rollouts/000001.jsonl"
 FIGURES_FILE: Final = "evaluation.json"
 
 BAR_WIDTH: Final = 30
+
+REASON_CHARS: Final = 1000
 
 MAX_TEXT_CHARS: Final = 60_000
 """Limit of one text; the middle of a longer one is left out."""
@@ -48,33 +51,40 @@ CUT: Final = frozenset({"truncated_turns", "truncated_length", "truncated_time"}
 
 
 class EvaluationSettings(BaseModel):
-    """The settings of an evaluation; `ropewalk eval --help` describes each."""
+    """The settings of an evaluation; the descriptions are the help of `ropewalk eval`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     environments: tuple[str, ...]
     policy: str
-    model: str | None = None
-    mode: Literal["tools", "text"] = "tools"
-    system: str | None = None
-    temperature: float = 0.0
-    max_tokens: PositiveInt = 1024
-    key_variable: str | None = None
-    policy_timeout_s: PositiveFloat = 600.0
-    episodes: PositiveInt = 100
-    seed: NonNegativeInt = 0
-    split: str | None = None
-    repetitions: PositiveInt = 1
-    reset: dict[str, Any] = {}
-    seats: tuple[str, ...] = ()
-    max_turns: PositiveInt = 64
-    success: float | None = None
-    sessions: PositiveInt = 64
-    timeout_s: PositiveFloat = 60.0
-    patience_s: PositiveFloat = 60.0
     agent: str | None = None
-    agent_timeout_s: PositiveFloat = 600.0
     agent_sandbox: bool | None = None
+
+    episodes: PositiveInt = Field(100, description="tasks: seeds from --seed on, or indexes of --split")
+    seed: NonNegativeInt = Field(0, description="the first seed, also of a policy's random choices")
+    split: str | None = Field(None, description="play the first tasks of this split instead of seeds")
+    repetitions: PositiveInt = Field(1, description="episodes of each task, for pass@k")
+    reset: dict[str, Any] = Field({}, description="further options of every reset, in JSON")
+    seats: tuple[str, ...] = Field(
+        (),
+        description="in a game of several players: play every task once in each of these seats, separated by commas, "
+        "with figures of each; the server's policies play the others",
+    )
+    max_turns: PositiveInt = Field(64, description="most actions, or answers, of an episode")
+    success: float | None = Field(None, description="least reward of a success (by default above 0)")
+
+    model: str | None = Field(None, description="the served model's name; needed if there are several")
+    mode: Literal["tools", "text"] = Field("tools", description="tools: calls by the protocol; text: in text")
+    system: str | None = Field(None, description="system message of each chat")
+    temperature: float = Field(0, description="0 takes the most likely token")
+    max_tokens: PositiveInt = Field(1024, description="most tokens of an answer")
+    key_variable: str | None = Field(None, description="environment variable with the server's key")
+    policy_timeout_s: PositiveFloat = Field(600, description="for an answer, retries included")
+    agent_timeout_s: PositiveFloat = Field(600, description="for an agent's episode")
+
+    sessions: PositiveInt = Field(64, description="concurrent episodes")
+    timeout_s: PositiveFloat = Field(60, description="for a reset or step")
+    patience_s: PositiveFloat = Field(60, description="how long a lost episode is retried")
 
     @property
     def places(self) -> list[tuple[str, str, str | None]]:
@@ -129,6 +139,10 @@ class EpisodeRecord(BaseModel):
     version: int = 0
     advantage: float | None = None
 
+    def fail(self, ending: str, reason: str) -> None:
+        """Take its reward, and keep why it has none."""
+        self.ending, self.reason, self.reward = ending, reason[:REASON_CHARS], None
+
 
 def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:
     """Return a turn in the format of records, a long text without its middle."""
@@ -165,9 +179,6 @@ class EvaluationFolder:
             path.mkdir(parents=True, exist_ok=True)
             (path / SETTINGS_FILE).write_text(settings.model_dump_json(indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            with contextlib.suppress(OSError):  # so that another attempt can use the name
-                (path / SETTINGS_FILE).unlink(missing_ok=True)
-                path.rmdir()
             raise ConfigurationError(f"cannot write to {str(path)!r}: {error.strerror}") from error
         return cls(path)
 

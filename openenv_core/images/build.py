@@ -1,7 +1,6 @@
 """Builds the image of an environment: finds its Dockerfile, its base image and its tags."""
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ ENVIRONMENT: Final = "ropewalk.environment"
 
 _NAME = re.compile(r"[\w.-]+")
 _TAG = re.compile(
-    r"(?:(?:localhost|[\w-]+(?:\.[\w-]+)+|[\w-]+(?=:\d))(?::\d+)?/)?"  # a registry's host
+    r"(?P<host>(?:localhost|[\w-]+(?:\.[\w-]+)+|[\w-]+(?=:\d)|\[[\da-fA-F:]+\])(?::\d+)?/)?"  # of a registry
     r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?"
 )
@@ -45,12 +44,10 @@ class BuildPlan:
     Attributes:
         request: The image to build; its arguments already name the base, even if that must be built first.
         variant: The variant of our base that it uses; None: another base.
-        notes: Notes for the user, shown before the build.
     """
 
     request: BuildRequest
     variant: base.Variant | None
-    notes: tuple[str, ...]
 
 
 def plan(
@@ -58,22 +55,18 @@ def plan(
     *,
     tags: Sequence[str] = (),
     build_args: Mapping[str, str | None] | None = None,
-    base_image: str | None = None,
-    file: str | None = None,
 ) -> BuildPlan:
     """Plan the build of a folder's image.
 
     Args:
         folder: The environment's folder, which is the build context.
         tags: The image's tags; `{name}` stands for the environment's name. By default `NAME-env:latest`.
-        build_args: Values for ARGs of the Dockerfile.
-        base_image: The base image to use instead of ours.
-        file: The Dockerfile, relative to the folder.
+        build_args: Values for ARGs of the Dockerfile; BASE_IMAGE is the base image to use instead of ours.
 
     Raises:
         ConfigurationError: The folder is not an environment, or cannot be built with these arguments.
     """
-    path = _dockerfile_of(folder, file)
+    path = _dockerfile_of(folder)
     if not (folder / MANIFEST).is_file() and (folder.parent / MANIFEST).is_file():
         raise ConfigurationError(
             f"expected an environment's folder, got {folder}, a part of one: COPY would not see the rest; "
@@ -85,20 +78,8 @@ def plan(
             f"expected files without secrets, got what may hold one in {', '.join(secrets)}; take it out, or name the "
             "file in .dockerignore"
         )
-    notes: list[str] = []
-    if not (folder / MANIFEST).is_file():
-        notes.append(f"{folder} has no {MANIFEST}: commands that read it will not recognise this environment")
     name = name_of(folder)
     arguments = dict(build_args or {})
-    if base_image is not None:
-        if BASE_ARG in arguments:
-            raise ConfigurationError(f"both --base and --build-arg {BASE_ARG}=... are given; leave one out")
-        if default is None:
-            raise ConfigurationError(
-                f"{folder / path} is not based on an ARG {BASE_ARG}, which --base gives a value; begin it with "
-                f"`ARG {BASE_ARG}=...` and `FROM ${{{BASE_ARG}}}`"
-            )
-        arguments[BASE_ARG] = base_image
     variant = None if BASE_ARG in arguments else variant_for(default)
     if variant is not None:
         arguments[BASE_ARG] = base.tags(variant)[0]
@@ -111,7 +92,6 @@ def plan(
             labels={ENVIRONMENT: name},
         ),
         variant=variant,
-        notes=tuple(notes),
     )
 
 
@@ -151,6 +131,12 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
     return completed
 
 
+def is_remote(tag: str) -> bool:
+    """Whether an image's name begins with the host of a registry."""
+    match = _TAG.fullmatch(tag)
+    return match is not None and match["host"] is not None
+
+
 def read_dockerfile(path: Path) -> str:
     """Return the text of a Dockerfile; ConfigurationError if it cannot be read."""
     try:
@@ -180,14 +166,9 @@ def read_build_args(arguments: Sequence[str]) -> dict[str, str | None]:
     return {name: value if equals else None for name, equals, value in parts}
 
 
-def _dockerfile_of(folder: Path, file: str | None) -> str:
+def _dockerfile_of(folder: Path) -> str:
     if not folder.is_dir():
         raise ConfigurationError(f"there is no environment's folder at {folder}; check the path")
-    if file is not None:
-        path = (folder / file).resolve()
-        if not path.is_file() or not path.is_relative_to(folder.resolve()):
-            raise ConfigurationError(f"expected a Dockerfile inside {folder}, got {file}")
-        return path.relative_to(folder.resolve()).as_posix()
     if path_found := next((place for place in PLACES if (folder / place).is_file()), None):
         return path_found
     if not (folder / MANIFEST).is_file():
@@ -208,8 +189,6 @@ def build(build_plan: BuildPlan) -> str:
         BuildError: A step failed, or the engine refused the build.
         ConfigurationError: The command `docker` is not installed.
     """
-    for note in build_plan.notes:
-        sys.stderr.write(f"note: {note}\n")
     if build_plan.variant is not None:
         base.ensure(build_plan.variant)
     return build_image(build_plan.request)

@@ -5,16 +5,11 @@ import re
 from typing import TYPE_CHECKING
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.build import complete_tags
+from openenv_core.images.build import complete_tags, is_remote
 from openenv_core.images.engine import PushError, run_docker
 
 if TYPE_CHECKING:
     from openenv_core.providers.docker.engine import DockerEngine
-
-_REGISTRY = re.compile(
-    r"(?P<host>localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d)|\[[0-9a-fA-F:]+\])(?::\d+)?"
-    r"(?P<namespace>(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
-)
 
 
 def remote_name(image: str, registry: str | None) -> str:
@@ -29,19 +24,19 @@ def remote_name(image: str, registry: str | None) -> str:
     """
     (name,) = complete_tags([image], "")
     if registry is None:
-        host, slash, _ = name.partition("/")
-        if not slash or not ("." in host or ":" in host or host == "localhost"):
+        if not is_remote(name):
             raise ConfigurationError(
                 f"expected --registry HOST[:PORT]/NAMESPACE for {image}, whose name has no registry, got none; "
                 "for one, --registry registry.example.org/NAMESPACE"
             )
         return name
-    if _REGISTRY.fullmatch(registry.rstrip("/")) is None:
+    remote = f"{registry.rstrip('/')}/{name.rpartition('/')[2]}"
+    if not is_remote(remote):
         raise ConfigurationError(
             f"expected --registry HOST[:PORT]/NAMESPACE, as in registry.example.org/team, got {registry!r}; "
             "without a scheme, in lower case after the host"
         )
-    return f"{registry.rstrip('/')}/{name.rpartition('/')[2]}"
+    return remote
 
 
 def push(engine: "DockerEngine", image: str, remote: str) -> str:

@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ HOSTS: Final = "*.hf.space"
 """The host names of Spaces."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -32,7 +31,6 @@ class StagedSpace:
     files: dict[str, int]
     left_out: dict[str, str]
     port: int
-    notes: list[str] = field(default_factory=list)
 
 
 def check_name(space: str) -> None:
@@ -67,10 +65,8 @@ def stage(folder: Path, destination: Path) -> StagedSpace:
             f"expected files that this user can read in {folder}, got: {error}"
         ) from error
     port = _port(folder)
-    notes: list[str] = []
     if (variant := variant_for(default)) is not None:
         text = _with_base(text, variant, destination)
-        notes.append(f"the Space builds the base itself, from {PARTS}/")
     (destination / path).unlink(missing_ok=True)
     text = (
         f"{text.rstrip()}\n\n# Clients send the Space's name in Host; its visitors see the page to play on.\n"
@@ -78,15 +74,12 @@ def stage(folder: Path, destination: Path) -> StagedSpace:
     )
     (destination / "Dockerfile").write_text(text, encoding="utf-8")
     _write_readme(folder, destination, port)
-    notes.append(
-        "whoever can see the Space can use it: give it a secret ROPEWALK_TOKENS, or make it --private"
-    )
     files = {
         path.relative_to(destination).as_posix(): path.stat().st_size
         for path in sorted(destination.rglob("*"))
         if path.is_file()
     }
-    return StagedSpace(files, left_out, port, notes)
+    return StagedSpace(files, left_out, port)
 
 
 def with_default(text: str, arg: str, value: str) -> str:
@@ -154,36 +147,34 @@ def _write_readme(folder: Path, destination: Path, port: int) -> None:
     """Write the README with the hub's metadata at its top; the author's keys are kept."""
     import yaml
 
+    with installed_with("author", "the hub's library"):
+        from huggingface_hub import RepoCard
     path = destination / "README.md"
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"
     except ValueError as error:
         raise ConfigurationError(f"expected README.md in UTF-8, got: {error}") from error
-    front_matter: dict[str, Any] = {}
-    if (match := _FRONT.match(text)) is not None:
-        try:
-            front_matter = yaml.safe_load(match["yaml"]) or {}
-        except (ValueError, yaml.YAMLError) as error:
-            raise ConfigurationError(f"expected YAML between the --- of README.md, got: {error}") from error
-        if not isinstance(front_matter, dict):
-            raise ConfigurationError(
-                f"expected keys between the --- of README.md, got {type(front_matter).__name__}"
-            )
-        text = text[match.end() :]
-    title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), name_of(folder))
+    try:
+        card = RepoCard(text if text.lstrip().startswith("---") else f"---\n\n---\n{text}")
+    except (TypeError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"expected keys in YAML between the --- of README.md, got: {error}"
+        ) from error
+    lines = card.text.splitlines()
     metadata: dict[str, Any] = {
-        "title": title,
+        "title": next((line[2:].strip() for line in lines if line.startswith("# ")), name_of(folder)),
         "emoji": "\N{VIDEO GAME}",
         "colorFrom": "blue",
         "colorTo": "green",
         "tags": ["openenv"],
         "base_path": "/web",
-        **front_matter,
+        **vars(card.data),
+        # These two are fixed, whatever the author's README says.
+        "sdk": "docker",
+        "app_port": port,
     }
-    # These two are fixed, whatever the author's README says.
-    metadata["sdk"], metadata["app_port"] = "docker", port
     header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
-    path.write_text(f"---\n{header}---\n\n{text.lstrip()}", encoding="utf-8")
+    path.write_text(f"---\n{header}---\n\n{card.text.lstrip()}", encoding="utf-8")
 
 
 def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = None) -> str:

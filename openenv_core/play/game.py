@@ -129,7 +129,6 @@ class Loop:
     Args:
         game: The game to play.
         prompts: Asks for actions.
-        schema: The server's schema of its models.
         options: The options of every reset; the seed of the first only.
         is_server_alive: Returns whether the server still runs, after waiting up to the given seconds for its exit.
         explain: Shows details of an error.
@@ -137,7 +136,6 @@ class Loop:
 
     game: Game
     prompts: Prompts
-    schema: Json
     options: Json
     is_server_alive: Callable[[float], bool]
     explain: Callable[[Exception], None]
@@ -198,8 +196,6 @@ class Loop:
                 state = self.game.state()
                 text = sanitize(json.dumps(state, ensure_ascii=False, indent=2))
                 self.game.terminal.report("state", [text], state=state)
-            case ":schema":
-                self._show_schema()
             case ":tools":
                 self._fetch_tools()
                 self._show_tools()
@@ -236,11 +232,6 @@ class Loop:
             title = f"{tool.get('name')}" + (f" - {about[0]}" if about else "")
             lines += describe_form(arguments_of(tool), title)
         self.game.terminal.report("tools", lines or ["no tools"], tools=list(self.prompts.tools))
-
-    def _show_schema(self) -> None:
-        forms = [line for form in self.prompts.forms for line in describe_form(form)]
-        lines = forms or ["the server has no /schema; give JSON"]
-        self.game.terminal.report("schema", lines, schema=self.schema)
 
     def _show_help(self) -> None:
         lines = [

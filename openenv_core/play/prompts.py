@@ -14,7 +14,6 @@ from openenv_core.play.terminal import Terminal
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",
     ":state": "show the environment's state",
-    ":schema": "show the fields of an action",
     ":tools": "list the environment's tools, if any",
     ":help": "show this",
     ":quit": "leave (Ctrl-D does too)",
@@ -41,10 +40,10 @@ class Prompts:
     tools: Sequence[Json] = ()
     refused: int = 0
 
-    def line(self, prompt: str, choices: Sequence[str] = ()) -> str:
+    def line(self, prompt: str) -> str:
         """Return an answer; CommandTypedError if it is a command, EOFError at the end of the input."""
         while True:
-            text = self.terminal.ask(sanitize(prompt), (*choices, *NAMES))
+            text = self.terminal.ask(sanitize(prompt))
             if not text.startswith(":"):
                 return text
             name, _, rest = text.partition(" ")
@@ -85,7 +84,7 @@ class Prompts:
 
     def _choose(self, label: str, names: list[str]) -> str | Json:
         """Ask for one of some names; return it, or a whole action typed as JSON."""
-        text = self.line(f"{label} ({'|'.join(names)}): ", names)
+        text = self.line(f"{label} ({'|'.join(names)}): ")
         if text.startswith("{"):
             return _parse_action(text)
         return str(value_of(FormField(label, "string", choices=tuple(names)), text))
@@ -123,8 +122,7 @@ class Prompts:
         default = ""
         if not field.required:
             default = " [none]" if field.default is ABSENT else f" [{as_text(field.default)}]"
-        options = [as_text(choice) for choice in field.choices]
-        return self.line(f"{field.name} ({field.label}{default}): ", options)
+        return self.line(f"{field.name} ({field.label}{default}): ")
 
 
 def _parse_action(text: str) -> Json:

@@ -1,9 +1,11 @@
 """The terminal of a game: its input, and its events as lines for a person or as JSON lines for a program."""
 
+import importlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 from openenv_core.cli.command import sanitize
@@ -81,18 +83,20 @@ class Terminal:
         self._sink = sink or sys.stdout
         self.is_interactive: Final = self._source.isatty()
         self.colours: Final = self._sink.isatty() and not os.environ.get("NO_COLOR")
-        self._choices: Sequence[str] = ()
-        self._can_edit = self._install_editing()
+        is_typed = source is None and sink is None and self.is_interactive and self._sink.isatty()
+        self._can_edit = is_typed and not is_json
+        if self._can_edit:
+            with suppress(ImportError):  # where there is none, lines are typed without it
+                importlib.import_module("readline")  # lets `input` edit and recall lines
 
     def say(self, text: str = "") -> None:
         """Print a line for a person."""
         if not self.is_json:
             self._write(f"{text}\n")
 
-    def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
+    def ask(self, prompt: str) -> str:
         """Return the next line, stripped; EOFError at the end of the input."""
         if self._can_edit:
-            self._choices = choices
             return input(prompt).strip()
         if not self.is_json:
             self._write(prompt)
@@ -113,26 +117,6 @@ class Terminal:
     def _write(self, text: str) -> None:
         self._sink.write(text)
         self._sink.flush()
-
-    def _install_editing(self) -> bool:
-        """Let lines be edited, recalled and completed, if they are typed; return whether they can be."""
-        is_typed = self.is_interactive and self._source is sys.stdin
-        if self.is_json or not is_typed or self._sink is not sys.stdout or not self._sink.isatty():
-            return False
-        try:
-            import readline
-        except ImportError:  # this interpreter has no readline
-            return False
-        readline.set_completer(self._complete)
-        readline.set_completer_delims(" ")
-        readline.parse_and_bind(
-            "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
-        )
-        return True
-
-    def _complete(self, text: str, index: int) -> str | None:
-        matching = [choice for choice in self._choices if choice.startswith(text)]
-        return matching[index] if index < len(matching) else None
 
 
 def as_json(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -31,13 +30,10 @@ _LEFT_OUT: Final = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info",
 
 
 def make(names: EnvironmentNames, template: str = "game", parent: Path | None = None) -> Path:
-    """Make an environment's folder atomically: on failure nothing is left.
-
-    Returns:
-        The folder.
+    """Make an environment's folder, which may exist but must be empty, and return it.
 
     Raises:
-        ConfigurationError: The template does not exist, or the folder exists or cannot be made.
+        ConfigurationError: The template does not exist, or the folder has files or cannot be made.
     """
     if template not in TEMPLATES:
         near = get_close_matches(template, TEMPLATES, n=1)
@@ -45,23 +41,9 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
         raise ConfigurationError(f"expected a template, got {template!r}; {hint}")
     folder = (parent or Path.cwd()) / names.package
     _require_absent(folder)
-    # The first of the folder and its parents that is missing: all of them appear at once.
-    root = next(path for path in (folder, *folder.parents) if path.parent.is_dir())
     texts = _read("game") | _read(template)
     texts["pyproject.toml"] = texts["pyproject.toml"].replace("[server]", f"[{_EXTRAS[template]}]")
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as temporary:
-            stage = Path(temporary, root.name)
-            for name, text in _rename_texts(texts, names).items():
-                path = stage / folder.relative_to(root) / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-            # Also replaces an empty folder, but no other.
-            stage.rename(root)
-    except OSError as error:
-        raise ConfigurationError(
-            f"expected to make the folder {folder}, got: {error}; choose another place with --dir"
-        ) from error
+    _write_new(_rename_texts(texts, names), folder)
     return folder
 
 
@@ -96,11 +78,13 @@ def _write_new(texts: Mapping[str, str], folder: Path) -> list[Path]:
         if os.path.lexists(path):
             raise ConfigurationError(f"expected no {path} yet, it is there; choose another name or remove it")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for path, text in paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"expected to write into {folder}, got: {error}") from error
+        raise ConfigurationError(
+            f"expected to write into {folder}, got: {error}; choose another place"
+        ) from error
     return list(paths)
 
 
@@ -111,9 +95,7 @@ def _require_absent(folder: Path) -> None:
     if is_real_folder and not any(folder.iterdir()):
         return
     existing = "a folder with something in it" if is_real_folder else "something else of that name"
-    raise ConfigurationError(
-        f"expected no {folder} yet, got {existing}; choose another name or --dir, or remove it"
-    )
+    raise ConfigurationError(f"expected no {folder} yet, got {existing}; choose another name, or remove it")
 
 
 def _read(template: str) -> dict[str, str]:

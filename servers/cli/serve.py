@@ -277,18 +277,15 @@ def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
     """
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)
-    given = {name: getattr(arguments, name, None) for name in (*_SESSION_OPTIONS, *_SERVER_SETTINGS)}
+    names = [name for name in (*_SESSION_OPTIONS, *_SERVER_SETTINGS) if name in arguments]
+    given = {name: getattr(arguments, name) for name in names}
     changes: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
-        if name in arguments
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
     tokens = tuple(arguments.token or ())
     if arguments.token_file is not None:
         tokens += token_lines("--token-file", arguments.token_file)
-    if arguments.token or arguments.token_file is not None:
-        changes["tokens"] = tokens
-    return replace(settings, **changes)
+    return replace(settings, **changes, tokens=tokens or settings.tokens)
 
 
 COMMAND = Command(

@@ -18,8 +18,6 @@ from openenv_core.protocol.http import redact_url
 
 if TYPE_CHECKING:
     import httpx
-    from rich.table import Table
-    from rich.text import Text
 
 TIMEOUT_S: Final = 5.0
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -41,7 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=text)
     text = "print one interval and exit, with status 1 if a server or run does not answer"
     parser.add_argument("--once", action="store_true", help=text)
-    parser.add_argument("--token", help="bearer token of the servers; prefer ROPEWALK_TOKEN")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,15 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
     from openenv_core.proxies import client_for
 
     urls = [http_url(url) for url in arguments.urls]
-    token = arguments.token or os.environ.get("ROPEWALK_TOKEN")
+    token = os.environ.get("ROPEWALK_TOKEN")
     with ExitStack() as stack:
         clients = [stack.enter_context(client_for(url, token)) for url in urls]
         pool = stack.enter_context(ThreadPoolExecutor(len(urls)))
         live = None
         if sys.stdout.isatty() and os.environ.get("TERM") not in _DUMB and not arguments.once:
             with installed_with("author", "rich for a table", "rich"):
-                from rich.console import Group
                 from rich.live import Live
+                from rich.text import Text
             live = stack.enter_context(Live("waiting ...", screen=True, auto_refresh=False))
         scrapes = list(pool.map(scrape, clients, urls))
         answered = False
@@ -79,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
                 for row in rows_of(*pair)
             ]
             if live is not None:
-                shown = tables_of(rows, live.console.width)
-                live.update(Group(time.strftime("%H:%M:%S"), *shown), refresh=True)
+                lines = [time.strftime("%H:%M:%S"), *lines_of(rows, live.console.width)]
+                live.update(Text("\n".join(lines)), refresh=True)
             else:
                 for row in rows:
                     line = ", ".join(f"{heading} {value}" for heading, value in row.items() if value)
@@ -131,7 +128,10 @@ def scrape(client: "httpx.Client", url: str) -> Scrape:
                     text = f"expected metrics of at most {MAX_BYTES} bytes within {TIMEOUT_S:g} s, got more"
                     return Scrape(url, at, {}, error=text)
         if reply.status_code != 200:
-            remedy = {401: "; give its --token", 404: "; is it a server of Ropewalk's with metrics on?"}
+            remedy = {
+                401: "; give its token in ROPEWALK_TOKEN",
+                404: "; is it a server of Ropewalk's with metrics on?",
+            }
             text = f"expected its metrics, got HTTP {reply.status_code}{remedy.get(reply.status_code, '')}"
             return Scrape(url, at, {}, error=text)
         samples: dict[tuple[str, ...], float] = {}
@@ -229,27 +229,19 @@ def quantile(buckets: Sequence[tuple[float, float]], fraction: float) -> float |
     return low
 
 
-def tables_of(rows: Sequence[Row], width: int) -> "list[Table | Text]":
-    """Return rows as tables, one each for servers, runs and errors; as blocks of text if a table is too wide."""
-    from rich.table import Table
-    from rich.text import Text
+def lines_of(rows: Sequence[Row], width: int) -> list[str]:
+    """Return rows as the lines of tables, one each for servers, runs and errors; as blocks if a table is too wide."""
+    from openenv_core.evaluation.records import table_lines
 
     kinds: dict[str, list[Row]] = {}
     for row in rows:
         kinds.setdefault("error" if "error" in row else next(iter(row)), []).append(row)
-    shown: list[Table | Text] = []
+    shown: list[str] = []
     for alike in kinds.values():
         columns = list(alike[0])
-        sizes = [max(len(heading), *(len(row.get(heading, "")) for row in alike)) for heading in columns]
-        if sum(sizes) + 3 * len(sizes) + 1 > width:
-            shown += [Text(_as_block(row, width)) for row in alike]
-            continue
-        table = Table()
-        for heading in columns:
-            table.add_column(heading, no_wrap=True)
-        for row in alike:
-            table.add_row(*(Text(row.get(heading, "")) for heading in columns))
-        shown.append(table)
+        lines = list(table_lines(columns, ([row.get(name, "") for name in columns] for row in alike)))
+        fits = max(map(len, lines)) <= width
+        shown += [*(lines if fits else (_as_block(row, width) for row in alike)), ""]
     return shown
 
 

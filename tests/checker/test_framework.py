@@ -221,8 +221,6 @@ def test_paths_are_found_and_followed(tmp_path: Path, monkeypatch: Any) -> None:
     assert target_of(file) == Target(TargetKind.PATH, file, folder)
     with pytest.raises(ConfigurationError, match="no folder or file"):
         target_of("./nowhere")
-    with pytest.raises(ConfigurationError, match="got 'x'"):
-        target_of("x", kind=TargetKind.URL)
 
 
 def test_without_the_entry_point_of_apps_the_extra_is_named(monkeypatch: Any) -> None:

@@ -90,9 +90,9 @@ def test_planted_bug_is_caught_at_a_url(name: str, tmp_path: Path) -> None:
     levels = [CheckLevel.SEMANTIC, CheckLevel.LOAD]
     with Subject.of(folder) as server, Subject.of(server.url, sessions=12, fuzz=30) as subject:
         results = [run_check(subject, check) for check in select_checks(levels)]
-    expected = set() if bug is None else {bug.caught_by}
+    expected = set() if bug is None else {bug.caught_by, *bug.also_caught_by}
     assert {one.check: one.message for one in results if one.status in BAD}.keys() == expected
-    assert sum(one.status is Status.PASSED for one in results) >= 3
+    assert sum(one.status is Status.PASSED for one in results) >= 2
 
 
 # ---- growth

@@ -3,18 +3,23 @@
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 from games import BlockingRounds
+from subjects import Walk, look, walk
 
 from openenv_core.checker import inside
-from openenv_core.checker.check import CheckError
-from openenv_core.checker.playing import LocalEnvironment, find_difference, takes_seed, turns
-from openenv_core.errors import ExecutionError
+from openenv_core.checker.playing import LocalEnvironment, Turn, find_difference, turns
+from openenv_core.checker.results import Status
+from openenv_core.errors import ExecutionError, NotForkableError
+from openenv_core.types import StepResult
 from servers import create_app
+
+NUMBERS = count()
 
 
 def result(reward: Any = None, done: bool = False, **observation: Any) -> dict[str, Any]:
@@ -28,7 +33,10 @@ def serve_factory(factory: Any) -> Any:
 def test_equal_episodes_do_not_part_and_metadata_may_differ() -> None:
     episode = [result(board=[1, {"x": 2}]), {"error": "EXECUTION_ERROR"}, result(1.0, True, board=[])]
     assert find_difference(episode, [dict(one) for one in episode]) is None
-    one, other = ({**result(x=1), "metadata": {"at": at}} for at in (1, 2))
+    one, other = (
+        Turn(0, 0, 0, None, StepResult({"x": 1, "metadata": {"at": at}}, None, False)).comparable
+        for at in (1, 2)
+    )
     assert find_difference([one], [other]) is None
 
 
@@ -53,8 +61,7 @@ def test_first_difference_of_episodes(one: list[Any], other: list[Any], message:
 def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> None:
     actions = [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}]
     with LocalEnvironment(serve_factory(factory)) as environment:
-        played = [turn.wire_result for turn in turns(environment, 3, actions)]
-    found = [one.get("error") or (one["observation"]["total"], one["done"]) for one in played]
+        found = [turn.error or (turn.result.total, turn.done) for turn in turns(environment, 3, actions)]
     assert found == [(3, False), (7, False), "VALIDATION_ERROR", (16, True)]
 
 
@@ -87,18 +94,44 @@ def test_exception_of_the_environment_is_an_error_or_a_finding() -> None:
     def broken() -> Counter:
         raise RuntimeError("no table")
 
-    with pytest.raises(CheckError, match="no table"):
+    with pytest.raises(ExecutionError, match="no table"):
         LocalEnvironment(serve_factory(broken))
 
 
-def test_environments_that_take_a_seed() -> None:
-    class Unseeded(Counter):
-        def reset(self, *, episode_id: str | None = None) -> Count:  # type: ignore[override]
-            return Count()
+def test_seeds_are_checked_where_reset_takes_one() -> None:
+    class Random(Counter):
+        def step(self, action: Add) -> Count:
+            return Count(total=next(NUMBERS))
 
-    assert takes_seed(serve_factory(Counter)) is True
-    assert takes_seed(serve_factory(Unseeded)) is False
-    assert takes_seed(serve_factory(lambda: Counter())) is None
+    class Unseeded(Random):
+        def reset(self, *, episode_id: str | None = None) -> Count:  # type: ignore[override]
+            return super().reset(episode_id=episode_id)
+
+    seeded, unseeded = (
+        look("same_seed_same_episode", create_app(one, Add, Count, state_cls=CountState))
+        for one in (Random, Unseeded)
+    )
+    assert (seeded.status, "got two" in seeded.message) == (Status.FAILED, True)
+    assert (unseeded.status, "accepts no seed" in unseeded.message) == (Status.SKIPPED, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(NotForkableError("not this episode"), Status.SKIPPED), (RuntimeError("no disk"), Status.FAILED)],
+)
+def test_an_episode_that_cannot_be_forked_is_no_fault(error: Exception, status: Status) -> None:
+    class Forkable(Walk):
+        FORKABLE = True
+
+        def snapshot(self) -> Any:
+            raise error
+
+    found = look("forks_go_their_own_way", walk(Forkable))
+    assert (found.status, str(error) in found.message) == (status, True), found
+    assert (
+        look("forks_go_their_own_way", walk(type("Copied", (Walk,), {"FORKABLE": True}))).status
+        is Status.PASSED
+    )
 
 
 def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:

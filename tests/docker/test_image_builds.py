@@ -198,14 +198,24 @@ def containers(api: docker.APIClient, mark: str) -> list[Any]:
 def test_image_gets_its_name_tags_and_arguments(make: Make, api: docker.APIClient) -> None:
     dockerfile = "ARG BASE_IMAGE=registry.example.org/absent:1\nFROM ${BASE_IMAGE}\n"
     folder = make(f"ARG COLOUR=red\n{dockerfile}ARG COLOUR\nENV COLOUR=$COLOUR\n")
-    done = build(folder, f"{folder}/", "--base", PYTHON)
+    done = build(folder, f"{folder}/", "--build-arg", f"BASE_IMAGE={PYTHON}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(tag_of(folder)) == 1  # the same folder twice is built once
     assert "FROM" in done.stderr
     assert in_container(tag_of(folder), "printenv", "COLOUR") == "red"
 
     other = f"registry.example.org/x/{folder.name}:2"
-    done = build(folder, "--base", PYTHON, "--build-arg", "COLOUR=blue", "-t", "{name}:1", "-t", other)
+    done = build(
+        folder,
+        "--build-arg",
+        f"BASE_IMAGE={PYTHON}",
+        "--build-arg",
+        "COLOUR=blue",
+        "-t",
+        "{name}:1",
+        "-t",
+        other,
+    )
     assert done.returncode == 0, done.stderr
     image = api.inspect_image(tag_of(folder, "1"))
     assert api.inspect_image(other)["Id"] == image["Id"]

@@ -334,7 +334,6 @@ async def test_reward_that_is_not_finite_leaves_the_episode_unscored() -> None:
                 token=None,
                 policy=CallablePolicy(lambda _, given=given: {"amount": next(given)}),
                 settings=settings,
-                alive=lambda: True,
             )
             episode = PlannedEpisode(group=0, sibling=0, seed=0, options={"seed": 0})
             await arena.play([episode], records.append)
@@ -359,7 +358,7 @@ async def test_episode_that_fails_after_the_patience_is_played_again() -> None:
     records: list[EpisodeRecord] = []
     async with serving(create_app(Faltering, Add, Count)) as address:
         place: dict[str, Any] = {"environment": "e", "url": f"http://{address}", "token": None}
-        arena = Arena(**place, policy=RandomPolicy(), settings=settings, alive=lambda: True)
+        arena = Arena(**place, policy=RandomPolicy(), settings=settings)
         await arena.play(plan_episodes(settings, 0, 1), records.append)
     assert [(record.ending, record.reward) for record in records] == [("completed", 1)]
 

@@ -14,7 +14,7 @@ from forward_proxy import proxy_everything, recording_proxy
 from openenv_core.checker.subject import Subject
 from openenv_core.cli import Command
 from openenv_core.cli import main as cli
-from openenv_core.cli.play import _schema
+from openenv_core.cli.play import _action_schema
 from openenv_core.errors import OpenEnvError
 from openenv_core.targets import target_of
 from servers.cli.serve import COMMAND as SERVE
@@ -187,7 +187,7 @@ def test_serve_shows_only_the_authors_lines_of_a_traceback(tmp_path: Path) -> No
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-ANSWER = {"action": {}, "observation": {}, "name": "far"}
+ANSWER = {"action": {"type": "object"}, "observation": {}, "name": "far"}
 
 
 def check(url: str) -> None:
@@ -195,7 +195,7 @@ def check(url: str) -> None:
 
 
 def play(url: str) -> None:
-    assert _schema(url, None) == ANSWER
+    assert _action_schema(url, None) == ANSWER["action"]
 
 
 @pytest.mark.parametrize("ask", [check, play])

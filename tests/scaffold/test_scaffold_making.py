@@ -117,47 +117,25 @@ def test_caches_and_modes_of_a_template_are_not_copied(
     assert (folder / "server").stat().st_mode & 0o700 == 0o700
 
 
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_nothing_is_left_of_a_folder_that_could_not_be_finished(
-    failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = 0
-    whole = Path.write_text
-
-    def write(self: Path, *arguments: str, **options: str) -> int:
-        nonlocal written
-        written += 1
-        if written == 5:
-            raise failure
-        return whole(self, *arguments, **options)
-
-    monkeypatch.setattr(Path, "write_text", write)
-    expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ConfigurationError
-    with pytest.raises(expected):
-        make(NAMES, "game", tmp_path / "new" / "newer")
-    assert written == 5
-    assert entries(tmp_path) == []
-
-
 def test_command_says_what_it_made_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "rock-paper", "--dir", "two words", "--template", "tools"]) == 0
+    assert main(["init", "rock-paper", "--template", "tools"]) == 0
     output = capsys.readouterr().out
-    assert "cd 'two words/rock_paper_env'\n" in output
+    assert "cd rock_paper_env\n" in output
     for word in ("play .", "serve . --reload", "pytest", "validate .", "build .", "validate rock-paper-env:"):
         assert word in output
     assert "pip install gymnasium" not in output
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    assert main(["init", "cart", "--dir", "envs", "--template", "gymnasium"]) == 0
+    assert main(["init", "cart", "--template", "gymnasium"]) == 0
     assert "pip install gymnasium" in capsys.readouterr().out
-    assert main(["init", "cart", "--dir", "envs", "--package"]) == 2
+    assert main(["init", "cart", "--package"]) == 2
     assert main(["init", "dice", "--template", "tool"]) == 2
     output = capsys.readouterr().err
     assert "a folder with something in it" in output
     assert "did you mean 'tools'?" in output
-    assert entries(tmp_path) == ["envs", "two words"]
+    assert entries(tmp_path) == ["cart_env", "rock_paper_env"]
 
 
 def test_a_file_its_test_and_a_task_are_written_beside_each_other_and_over_nothing(

@@ -1,4 +1,4 @@
-"""`ropewalk list`: environments of folders, of the import path and of servers, working and broken."""
+"""`ropewalk list`: environments of folders and of the import path, working and broken."""
 
 import json
 import sys
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_process import serve
 
 from openenv_core.cli.main import main
 
@@ -152,20 +151,3 @@ def test_narrow_terminal_shows_targets_and_descriptions(
     assert len(line) <= columns
     assert "./dice_env" in line
     assert "Throws as many" in line
-
-
-@pytest.mark.slow
-def test_environment_of_a_server_is_listed(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = "correct-horse-battery-staple"
-    with serve("--token", token) as server:
-        url = f"http://{server.address}"
-        assert main(["list", url]) == 2
-        assert "ROPEWALK_TOKEN" in capsys.readouterr().err
-        monkeypatch.setenv("ROPEWALK_TOKEN", token)
-        environments = list_as_json(capsys, f"ws://{server.address}/ws")
-    assert environments[url]["name"] == "counter"
-    assert environments[url]["description"] == "Counts up to a limit."
-    assert main(["list", url]) == 2
-    assert "no server answers at" in capsys.readouterr().err

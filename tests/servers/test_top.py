@@ -1,7 +1,6 @@
 """`ropewalk top`: its rates are those between two scrapes; it restores the terminal."""
 
 import asyncio
-import io
 import json
 import re
 import socket
@@ -11,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 from counter import Counter
-from rich.console import Console
 from serve_process import serve
 from server_apps import app_of, step
 from serving import ask, serving, socket_to
@@ -19,7 +17,7 @@ from terminal_process import in_terminal
 from test_metrics import TOKEN
 
 from openenv_core.cli import main
-from servers.cli.top import COMMAND, quantile, rows_of, scrape, tables_of
+from servers.cli.top import COMMAND, lines_of, quantile, rows_of, scrape
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 RUN = "import sys; from openenv_core.cli import main; from servers.cli.top import COMMAND; "
@@ -66,9 +64,7 @@ BUSY = {
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 160])
 def test_tables_fit_the_terminal_and_break_no_value(columns: int) -> None:
     lost = {"server": "http://127.0.0.1:9", "error": "connection refused, and more than one line about why"}
-    console = Console(width=columns, file=io.StringIO())
-    console.print(*tables_of([BUSY, BUSY, lost], columns))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    lines = "\n".join(lines_of([BUSY, BUSY, lost], columns)).splitlines()
     assert max(map(len, lines)) <= columns
     for text in ("blackjack http://127.0.0.1:8000", "1024/1024", "12345.6", "in environment"):
         assert any(text in line for line in lines), text
@@ -91,7 +87,7 @@ def test_quantiles_are_interpolated_within_a_bucket() -> None:
 
 
 async def test_without_a_terminal_lines_and_a_status_are_printed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def top(*words: str) -> tuple[int, list[str]]:
         status = main.run(COMMAND, [*words, "--once", "--interval", "0.01"])
@@ -100,17 +96,17 @@ async def test_without_a_terminal_lines_and_a_status_are_printed(
     # Whoever answers may say anything.
     with served(lambda: snapshot(name="se\x1b[2Jven"), tmp_path) as run:
         async with serving(app_of(Counter, tokens=(TOKEN,))) as address:
-            status, lines = await asyncio.to_thread(
-                top, f"http://{address}", f"http://{run}", "--token", TOKEN
-            )
+            monkeypatch.setenv("ROPEWALK_TOKEN", TOKEN)
+            status, lines = await asyncio.to_thread(top, f"http://{address}", f"http://{run}")
             assert status == 0
             assert lines[0].startswith(f"server counter http://{address}, slots 0/4, waiting 0, steps/s 0.0")
             assert lines[1:] == [
                 f"run seven http://{run}, trained 12/150, served 11, groups leased 2 finished 3 trained 96 dropped 1, "
                 "calls 7, restarts 2, reward/mean -0.25"
             ]
+            monkeypatch.delenv("ROPEWALK_TOKEN")
             status, lines = await asyncio.to_thread(top, f"http://{address}")
-            assert (status, lines[0].endswith("got HTTP 401; give its --token")) == (1, True)
+            assert (status, lines[0].endswith("got HTTP 401; give its token in ROPEWALK_TOKEN")) == (1, True)
         status, lines = await asyncio.to_thread(top, f"http://{address}")
         assert (status, "refused" in lines[0]) == (1, True)
     assert main.run(COMMAND, ["--interval", "0"]) == main.run(COMMAND, ["nowhere"]) == 2
