@@ -398,10 +398,6 @@ class Worker:
             return
         except OSError:
             data = b""
-        if data and self._serves:  # an agent's interpreters share this socket, and must not write to it
-            self._loop.remove_reader(self.control.fileno())
-            self._kill_broken("the code wrote to its agent's own channel")
-            return
         if not data:
             # Its exit follows, unless the code has merely closed the descriptor.
             self._loop.remove_reader(self.control.fileno())
@@ -409,8 +405,10 @@ class Worker:
                 self._orphaned = True
                 self._on_orphaned(self._loop.time())
             return
+        # An agent's interpreters share this socket, and must not write to it.
+        is_expected = self._answered is not None and not self._serves
         try:
-            answer = self._reader.feed(data, None if self._answered is None else self._number)
+            answer = self._reader.feed(data, self._number if is_expected else None)
         except ForgedAnswerError as error:
             self._loop.remove_reader(self.control.fileno())
             self._end_cause = None

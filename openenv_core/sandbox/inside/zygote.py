@@ -92,7 +92,7 @@ def main(descriptor: int) -> None:
     try:
         prepared = prepare(spec)
     except Exception as error:
-        _send(channel, {"refused": f"{type(error).__name__}: {error}"})
+        _send(channel, {"error": f"{type(error).__name__}: {error}", "is_configuration": False})
         sys.exit(1)
     _restrict_imports(spec.shown)
     # Each interpreter replaces these by its own.
@@ -101,7 +101,9 @@ def main(descriptor: int) -> None:
         try:
             importlib.import_module(name)
         except BaseException as error:
-            _send(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
+            text = "expected modules that can be imported before interpreters are forked, got "
+            text += f"{name}: {type(error).__name__}: {error}; install it beside this Python, or leave it out"
+            _send(channel, {"error": text, "is_configuration": True})
             sys.exit(1)
     for name, submodules in _LAZY_SUBMODULES.items():
         if name in sys.modules:
