@@ -114,6 +114,7 @@ class Worker:
         self.processes = processes
         self.workspace = workspace
         self._limits = limits
+        self._interrupt_interval_s = max(0.001, min(INTERRUPT_REPEAT_INTERVAL_S, limits.grace_s / 4))
         self._loop = asyncio.get_running_loop()
         self._stdout = Capture(connections.stdout, limits.output_bytes, self._on_written)
         self._stderr = Capture(connections.stderr, limits.output_bytes, self._on_written)
@@ -122,8 +123,7 @@ class Worker:
         self._number = 0
         self._answered: asyncio.Future[Answer | None] | None = None
         self._end_cause: str | None = None
-        self._interrupt_timer: asyncio.TimerHandle | None = None
-        self._kill_timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []  # of the request
         self._branching = False
         self._killed = False
         self._serves = False
@@ -173,7 +173,7 @@ class Worker:
         began = self._loop.time()
         self._end_cause, self._written = None, 0
         with self._open_request() as answered:
-            timer = self._loop.call_later(timeout_s, self.stop, "timeout")
+            self._schedule(timeout_s, self.stop, "timeout")
             try:
                 await self._send(pack({"id": self._number, **message}))
                 answer = await answered
@@ -181,12 +181,6 @@ class Worker:
                 # The caller is gone, and what the code has done so far is unknown.
                 self.kill()
                 raise
-            finally:
-                timer.cancel()
-                for handle in (self._interrupt_timer, self._kill_timer):
-                    if handle is not None:
-                        handle.cancel()
-                self._interrupt_timer = self._kill_timer = None
         took_s = self._loop.time() - began
         lost = answer is None or self._killed or self.processes.doomed
         if lost and not self.exited.done():
@@ -327,19 +321,19 @@ class Worker:
             # If this process or the zygote is late, the answer may have arrived already, or the code have ended.
             self._on_readable()
             if not self._answered.done() and self.processes.has_ended():
-                self._schedule(self._kill_all)
+                self._schedule(EXIT_TIMEOUT_S, self._kill_all)
                 return
         if self._answered.done() or self._broken is not None:
             return
         self._end_cause = reason
         self.processes.interrupt()
-        self._schedule_interrupt()
-        self._kill_timer = self._loop.call_later(self._limits.grace_s, self._on_grace_expired)
+        self._schedule(self._interrupt_interval_s, self._repeat_interrupt)
+        self._schedule(self._limits.grace_s, self._on_grace_expired)
 
     def kill(self) -> None:
         """Kill the running request, falling back to the state before it if a process has it; else the interpreter."""
         if self._answered is not None and self.processes.kill_running():
-            self._schedule(self._kill_all)
+            self._schedule(EXIT_TIMEOUT_S, self._kill_all)
         else:
             self._kill_all()
 
@@ -372,6 +366,9 @@ class Worker:
             yield answered
         finally:
             self.exited.remove_done_callback(self._on_exit)
+            for timer in self._timers:
+                timer.cancel()
+            self._timers.clear()
             self._answered = None
             self._pause()
 
@@ -448,7 +445,7 @@ class Worker:
         self._killed = True
         self.processes.kill_all()
         if self._answered is not None:  # the exit of a killed process may not be reported
-            self._schedule(self._on_exit)
+            self._schedule(EXIT_TIMEOUT_S, self._on_exit)
 
     def _on_grace_expired(self) -> None:
         if self._answered is None or self._closed:
@@ -460,21 +457,16 @@ class Worker:
                 self.kill()
             else:
                 self.processes.kill_on_start()
-                self._schedule(self._kill_all)
+                self._schedule(EXIT_TIMEOUT_S, self._kill_all)
 
-    def _schedule(self, act: Callable[[], object]) -> None:
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
-        self._kill_timer = self._loop.call_later(EXIT_TIMEOUT_S, act)
-
-    def _schedule_interrupt(self) -> None:
-        every_s = max(0.001, min(INTERRUPT_REPEAT_INTERVAL_S, self._limits.grace_s / 4))
-        self._interrupt_timer = self._loop.call_later(every_s, self._repeat_interrupt)
+    def _schedule(self, delay_s: float, act: Callable[..., object], *args: object) -> None:
+        """Call something later, unless the request has ended by then."""
+        self._timers.append(self._loop.call_later(delay_s, act, *args))
 
     def _repeat_interrupt(self) -> None:
         if self._answered is not None and not self._answered.done():
             self.processes.send_signal(REPEAT_SIGNAL)
-            self._schedule_interrupt()
+        self._schedule(self._interrupt_interval_s, self._repeat_interrupt)
 
     def _on_exit(self, _: object = None) -> None:
         if self._answered is not None and not self._answered.done():
