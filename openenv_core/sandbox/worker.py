@@ -5,12 +5,13 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import (
+    ZYGOTE_ENDED,
     Answer,
     AnswerReader,
     Exit,
@@ -146,23 +147,24 @@ class Worker:
         """Whether it can handle requests."""
         return not self._closed and not self.exited.done()
 
-    def was_ended_from_outside(self) -> bool:
-        """Return whether something other than its code has ended the interpreter, which handles no request.
+    def find_end(self) -> tuple[str, bool] | None:
+        """Return how the interpreter ended between requests, and whether its code did that; None while it is alive.
 
-        All code was seen to stand still, and the system-call filter lets no code arrange a SIGKILL for later, by a
-        timer for example: it could pass off an end of its own as a failure of the sandbox.
+        An end is from outside if all code was seen to stand still before: the system-call filter lets no code arrange a
+        SIGKILL for later, by a timer for example, which it could pass off as a failure of the sandbox. But a thread can
+        run between the answer and the pause, and an exit may be reported late: one that the sandbox has not caused is
+        attributed to the code.
         """
-        return self._stopped_after == self.processes.tree.begun and not self.processes.is_stopped()
-
-    def describe_own_exit(self) -> str | None:
-        """Return a description of how the code ended the interpreter between requests, or None if it did not.
-
-        A thread can still run between the answer and the pause, and the exit may be reported late. Unless
-        `was_ended_from_outside`, an exit that the sandbox has not caused is attributed to the code.
-        """
-        if self._branch_timed_out or not self.exited.done() or self.exited.result().zygote:
+        is_outside = self._stopped_after == self.processes.tree.begun and not self.processes.is_stopped()
+        if self.alive and not is_outside:
             return None
-        return self._broken or "the code ended the interpreter after its last execution"
+        if self.exited.done() and self.exited.result().zygote:
+            return ZYGOTE_ENDED, False
+        if is_outside:
+            return "the interpreter was ended from outside while no code ran", False
+        if self._branch_timed_out or not self.exited.done():
+            return "the interpreter was ended because a branch did not start in time", False
+        return self._broken or "the code ended the interpreter after its last execution", True
 
     async def request(self, message: dict[str, Any], timeout_s: float) -> tuple[Execution, bytes | None]:
         """Send a request and wait for the result, at most for the timeout, the grace period and a kill.
@@ -234,31 +236,30 @@ class Worker:
             FileRefusedError: There is no space for a copy of the files.
         """
         owner = self.processes.tree.owner
-        connections, workspace = Connections(owner=owner), None
-        with ExitStack() as stack:
-            try:
+        try:
+            async with AsyncExitStack() as undo:
                 workspace = await asyncio.to_thread(partial(self.workspace.branch, fill=False))
-                outer = list[int]()
-                for _ in range(contexts):
-                    each = Connections(owner=owner)
-                    stack.callback(each.close)
-                    control, *pipes = each.inner
-                    socket.send_fds(self.control, [b"I"], [*pipes, control, connections.inner[0]])
-                    outer += [each.control.fileno(), each.stdout, each.stderr]
-                socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
+                undo.push_async_callback(workspace.close)
+                connections = Connections(owner=owner)
+                undo.callback(connections.close)
+                with ExitStack() as stack:  # with these ends open here, the end of a copy would go unnoticed
+                    outer = list[int]()
+                    for _ in range(contexts):
+                        each = Connections(owner=owner)
+                        stack.callback(each.close)
+                        control, *pipes = each.inner
+                        socket.send_fds(self.control, [b"I"], [*pipes, control, connections.inner[0]])
+                        outer += [each.control.fileno(), each.stdout, each.stderr]
+                    socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.close_remote_ends()
-                stack.close()  # with these ends open here, the end of a copy would go unnoticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
                     await request_copy(workspace.inside)
                     process, _ = await receive_notice(connections.control, self.exited, FORKED)
-                return self._make_branch(connections, process, workspace)
-            except BaseException as error:
-                connections.close()
-                if workspace is not None:
-                    await workspace.close()
-                if isinstance(error, (TimeoutError, OSError)):
-                    raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
-                raise
+                copy = self._make_branch(connections, process, workspace)
+                undo.pop_all()
+                return copy
+        except (TimeoutError, OSError) as error:
+            raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
 
     async def branch(self, workspaces: Sequence[Workspace]) -> "list[Worker]":
         """Fork the interpreter once for each workspace; return the forks, and close the workspaces without one.
