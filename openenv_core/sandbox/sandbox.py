@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from uuid import uuid4
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit, finalize_execution
+from openenv_core.sandbox.answers import Exit, finalize_execution
 from openenv_core.sandbox.config import LADDER, Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import FileRefusedError, SandboxClosedError, SandboxUnavailableError
 from openenv_core.sandbox.inside.frames import MAX_BRANCHES_PER_REQUEST, MAX_VALUE
@@ -547,22 +547,14 @@ class SandboxSession:
                 raise SandboxClosedError("the session was closed while it started")
             self._worker = worker
             return worker
-        was_ended = worker.was_ended_from_outside()
-        if worker.alive and not was_ended:
+        if (end := worker.find_end()) is None:
             return worker
-        if not was_ended and (own := worker.describe_own_exit()) is not None:
-            raise _InterpreterExitedError(
-                f"{own}; variables and files are gone, the next request starts a new one"
-            )
+        reason, is_by_code = end
+        reason += "; variables and files are gone, the next request starts a new interpreter"
+        if is_by_code:
+            raise _InterpreterExitedError(reason)
         await self._end_life()
-        reason = "the interpreter was ended because a branch did not start in time"
-        if worker.exited.done() and worker.exited.result().zygote:
-            reason = ZYGOTE_ENDED
-        elif was_ended:
-            reason = "the interpreter was ended from outside while no code ran"
-        raise SandboxUnavailableError(
-            f"{reason}; variables and files are gone, the next request starts a new interpreter"
-        )
+        raise SandboxUnavailableError(reason)
 
     async def _ensure_files(self, path: str) -> Worker:
         try:

@@ -38,9 +38,8 @@ _SEQUENCES: Final = ((tuple, "$tuple"), (set, "$set"), (frozenset, "$frozenset")
 
 _HEXADECIMAL: Final = frozenset("-0123456789abcdef")
 
-# Characters that an item or a tag adds to the JSON of its content.
 _ITEM_COST: Final = 2
-_TAG_COST: Final = 10
+"""Characters that an item adds to the JSON of its content, at least."""
 
 # More equal hashes than this are not chance, and a set of such items takes quadratic time to build.
 _MAX_SAME_HASH: Final = 50
@@ -134,37 +133,31 @@ class _Encoder:
         self._limit = budget
 
     def encode(self, value: Any, depth: int) -> Any:
+        self._pay(_ITEM_COST)
         kind = type(value)
         if value is None or kind is bool:
-            self._pay(_ITEM_COST)
             return value
         if kind is int:
-            self._pay(_ITEM_COST)
-            if _INT_MIN <= value <= _INT_MAX:
-                return value
-            self._pay(value.bit_length() // 4 + _TAG_COST)
-            return {"$int": format(value, "x")}
-        if kind is str:
-            self._pay(_ITEM_COST + len(value))
-            return value
+            self._pay(value.bit_length() // 4)
+            return value if _INT_MIN <= value <= _INT_MAX else {"$int": format(value, "x")}
         if kind is float:
-            self._pay(_ITEM_COST)
             return value if math.isfinite(value) else {"$float": repr(value)}
+        if kind is str:
+            self._pay(len(value))
+            return value
+        if kind is bytes:
+            self._pay(len(value))
+            return {"$bytes": b64encode(value).decode("ascii")}
+        if kind is complex:
+            return {"$complex": [self.encode(value.real, depth), self.encode(value.imag, depth)]}
         if kind is list:
             return self._items(value, depth)
+        for sequence, tag in _SEQUENCES:
+            if kind is sequence:
+                return {tag: self._items(value, depth)}
         for mapping in _DICTS:
             if kind is mapping:
                 return self._dict(value, depth)
-        for sequence, tag in _SEQUENCES:
-            if kind is sequence:
-                self._pay(_TAG_COST)
-                return {tag: self._items(value, depth)}
-        if kind is bytes:
-            self._pay(_TAG_COST + len(value) * 4 // 3)
-            return {"$bytes": b64encode(value).decode("ascii")}
-        if kind is complex:
-            self._pay(_TAG_COST)
-            return {"$complex": [self.encode(value.real, depth), self.encode(value.imag, depth)]}
         raise NotPlainError(
             "expected None, a bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict, "
             f"got an instance of {type_name(kind)!r}"
@@ -173,18 +166,16 @@ class _Encoder:
     def _items(self, value: Collection[Any], depth: int) -> list[Any]:
         if depth <= 0:
             raise _too_deep()
-        self._pay(_ITEM_COST * (len(value) + 1))
-        for first in value:
-            # Large values are usually long flat lists; this checks them at the speed of C.
-            kind = type(first)
-            if kind is int and _all_are(int, value) and min(value) >= _INT_MIN and max(value) <= _INT_MAX:
-                return list(value)
-            if kind is str and _all_are(str, value):
-                self._pay(sum(map(len, value)))
-                return list(value)
-            if kind is float and _all_are(float, value) and all(map(math.isfinite, value)):
-                return list(value)
-            break
+        # Large values are usually long flat lists; this checks them at the speed of C.
+        kind = type(next(iter(value), None))
+        if kind is str and _all_are(str, value):
+            self._pay(_ITEM_COST * len(value) + sum(map(len, value)))
+            return list(value)
+        is_float = kind is float and _all_are(float, value) and all(map(math.isfinite, value))
+        is_int = kind is int and _all_are(int, value) and min(value) >= _INT_MIN and max(value) <= _INT_MAX
+        if is_float or is_int:
+            self._pay(_ITEM_COST * len(value))
+            return list(value)
         return [self.encode(item, depth - 1) for item in value]
 
     def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
@@ -192,12 +183,9 @@ class _Encoder:
             raise _too_deep()
         # Called on `dict`, because code can replace the methods of Counter.
         keys, items = dict.keys(value), dict.items(value)
-        self._pay(_ITEM_COST * (len(keys) + 1))
-        if _all_are(str, keys):
-            self._pay(sum(map(len, keys)))
-            if len(keys) != 1 or not next(iter(keys)).startswith("$"):
-                return {key: self.encode(item, depth - 1) for key, item in items}
-        self._pay(_TAG_COST)
+        if _all_are(str, keys) and (len(keys) != 1 or not next(iter(keys)).startswith("$")):
+            self._pay(_ITEM_COST * len(keys) + sum(map(len, keys)))
+            return {key: self.encode(item, depth - 1) for key, item in items}
         return {"$dict": [[self.encode(key, depth - 1), self.encode(item, depth - 1)] for key, item in items]}
 
     def _pay(self, cost: int) -> None:
@@ -236,11 +224,8 @@ def _hashable(content: Any, depth: int) -> list[Any]:
 def _mapping(content: Any, depth: int) -> dict[Any, Any]:
     if depth <= 0:
         raise _too_deep()
-    pairs: list[tuple[Any, Any]] = []
-    for pair in _list(content):
-        key, item = _list(pair)
-        pairs.append((decode(key, max_depth=depth - 1), decode(item, max_depth=depth - 1)))
-    _check_spread([key for key, _ in pairs])
+    pairs = _sequence(content, depth + 1)  # a pair is no container of its own
+    _check_spread([key for key, _ in map(_list, pairs)])
     return dict(pairs)
 
 

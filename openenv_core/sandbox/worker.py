@@ -5,12 +5,13 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import (
+    ZYGOTE_ENDED,
     Answer,
     AnswerReader,
     Exit,
@@ -114,6 +115,7 @@ class Worker:
         self.processes = processes
         self.workspace = workspace
         self._limits = limits
+        self._interrupt_interval_s = max(0.001, min(INTERRUPT_REPEAT_INTERVAL_S, limits.grace_s / 4))
         self._loop = asyncio.get_running_loop()
         self._stdout = Capture(connections.stdout, limits.output_bytes, self._on_written)
         self._stderr = Capture(connections.stderr, limits.output_bytes, self._on_written)
@@ -122,8 +124,7 @@ class Worker:
         self._number = 0
         self._answered: asyncio.Future[Answer | None] | None = None
         self._end_cause: str | None = None
-        self._interrupt_timer: asyncio.TimerHandle | None = None
-        self._kill_timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []  # of the request
         self._branching = False
         self._killed = False
         self._serves = False
@@ -146,23 +147,24 @@ class Worker:
         """Whether it can handle requests."""
         return not self._closed and not self.exited.done()
 
-    def was_ended_from_outside(self) -> bool:
-        """Return whether something other than its code has ended the interpreter, which handles no request.
+    def find_end(self) -> tuple[str, bool] | None:
+        """Return how the interpreter ended between requests, and whether its code did that; None while it is alive.
 
-        All code was seen to stand still, and the system-call filter lets no code arrange a SIGKILL for later, by a
-        timer for example: it could pass off an end of its own as a failure of the sandbox.
+        An end is from outside if all code was seen to stand still before: the system-call filter lets no code arrange a
+        SIGKILL for later, by a timer for example, which it could pass off as a failure of the sandbox. But a thread can
+        run between the answer and the pause, and an exit may be reported late: one that the sandbox has not caused is
+        attributed to the code.
         """
-        return self._stopped_after == self.processes.tree.begun and not self.processes.is_stopped()
-
-    def describe_own_exit(self) -> str | None:
-        """Return a description of how the code ended the interpreter between requests, or None if it did not.
-
-        A thread can still run between the answer and the pause, and the exit may be reported late. Unless
-        `was_ended_from_outside`, an exit that the sandbox has not caused is attributed to the code.
-        """
-        if self._branch_timed_out or not self.exited.done() or self.exited.result().zygote:
+        is_outside = self._stopped_after == self.processes.tree.begun and not self.processes.is_stopped()
+        if self.alive and not is_outside:
             return None
-        return self._broken or "the code ended the interpreter after its last execution"
+        if self.exited.done() and self.exited.result().zygote:
+            return ZYGOTE_ENDED, False
+        if is_outside:
+            return "the interpreter was ended from outside while no code ran", False
+        if self._branch_timed_out or not self.exited.done():
+            return "the interpreter was ended because a branch did not start in time", False
+        return self._broken or "the code ended the interpreter after its last execution", True
 
     async def request(self, message: dict[str, Any], timeout_s: float) -> tuple[Execution, bytes | None]:
         """Send a request and wait for the result, at most for the timeout, the grace period and a kill.
@@ -173,7 +175,7 @@ class Worker:
         began = self._loop.time()
         self._end_cause, self._written = None, 0
         with self._open_request() as answered:
-            timer = self._loop.call_later(timeout_s, self.stop, "timeout")
+            self._schedule(timeout_s, self.stop, "timeout")
             try:
                 await self._send(pack({"id": self._number, **message}))
                 answer = await answered
@@ -181,12 +183,6 @@ class Worker:
                 # The caller is gone, and what the code has done so far is unknown.
                 self.kill()
                 raise
-            finally:
-                timer.cancel()
-                for handle in (self._interrupt_timer, self._kill_timer):
-                    if handle is not None:
-                        handle.cancel()
-                self._interrupt_timer = self._kill_timer = None
         took_s = self._loop.time() - began
         lost = answer is None or self._killed or self.processes.doomed
         if lost and not self.exited.done():
@@ -240,31 +236,30 @@ class Worker:
             FileRefusedError: There is no space for a copy of the files.
         """
         owner = self.processes.tree.owner
-        connections, workspace = Connections(owner=owner), None
-        with ExitStack() as stack:
-            try:
+        try:
+            async with AsyncExitStack() as undo:
                 workspace = await asyncio.to_thread(partial(self.workspace.branch, fill=False))
-                outer = list[int]()
-                for _ in range(contexts):
-                    each = Connections(owner=owner)
-                    stack.callback(each.close)
-                    control, *pipes = each.inner
-                    socket.send_fds(self.control, [b"I"], [*pipes, control, connections.inner[0]])
-                    outer += [each.control.fileno(), each.stdout, each.stderr]
-                socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
+                undo.push_async_callback(workspace.close)
+                connections = Connections(owner=owner)
+                undo.callback(connections.close)
+                with ExitStack() as stack:  # with these ends open here, the end of a copy would go unnoticed
+                    outer = list[int]()
+                    for _ in range(contexts):
+                        each = Connections(owner=owner)
+                        stack.callback(each.close)
+                        control, *pipes = each.inner
+                        socket.send_fds(self.control, [b"I"], [*pipes, control, connections.inner[0]])
+                        outer += [each.control.fileno(), each.stdout, each.stderr]
+                    socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.close_remote_ends()
-                stack.close()  # with these ends open here, the end of a copy would go unnoticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
                     await request_copy(workspace.inside)
                     process, _ = await receive_notice(connections.control, self.exited, FORKED)
-                return self._make_branch(connections, process, workspace)
-            except BaseException as error:
-                connections.close()
-                if workspace is not None:
-                    await workspace.close()
-                if isinstance(error, (TimeoutError, OSError)):
-                    raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
-                raise
+                copy = self._make_branch(connections, process, workspace)
+                undo.pop_all()
+                return copy
+        except (TimeoutError, OSError) as error:
+            raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
 
     async def branch(self, workspaces: Sequence[Workspace]) -> "list[Worker]":
         """Fork the interpreter once for each workspace; return the forks, and close the workspaces without one.
@@ -327,19 +322,19 @@ class Worker:
             # If this process or the zygote is late, the answer may have arrived already, or the code have ended.
             self._on_readable()
             if not self._answered.done() and self.processes.has_ended():
-                self._schedule(self._kill_all)
+                self._schedule(EXIT_TIMEOUT_S, self._kill_all)
                 return
         if self._answered.done() or self._broken is not None:
             return
         self._end_cause = reason
         self.processes.interrupt()
-        self._schedule_interrupt()
-        self._kill_timer = self._loop.call_later(self._limits.grace_s, self._on_grace_expired)
+        self._schedule(self._interrupt_interval_s, self._repeat_interrupt)
+        self._schedule(self._limits.grace_s, self._on_grace_expired)
 
     def kill(self) -> None:
         """Kill the running request, falling back to the state before it if a process has it; else the interpreter."""
         if self._answered is not None and self.processes.kill_running():
-            self._schedule(self._kill_all)
+            self._schedule(EXIT_TIMEOUT_S, self._kill_all)
         else:
             self._kill_all()
 
@@ -372,6 +367,9 @@ class Worker:
             yield answered
         finally:
             self.exited.remove_done_callback(self._on_exit)
+            for timer in self._timers:
+                timer.cancel()
+            self._timers.clear()
             self._answered = None
             self._pause()
 
@@ -398,10 +396,6 @@ class Worker:
             return
         except OSError:
             data = b""
-        if data and self._serves:  # an agent's interpreters share this socket, and must not write to it
-            self._loop.remove_reader(self.control.fileno())
-            self._kill_broken("the code wrote to its agent's own channel")
-            return
         if not data:
             # Its exit follows, unless the code has merely closed the descriptor.
             self._loop.remove_reader(self.control.fileno())
@@ -409,8 +403,10 @@ class Worker:
                 self._orphaned = True
                 self._on_orphaned(self._loop.time())
             return
+        # An agent's interpreters share this socket, and must not write to it.
+        is_expected = self._answered is not None and not self._serves
         try:
-            answer = self._reader.feed(data, None if self._answered is None else self._number)
+            answer = self._reader.feed(data, self._number if is_expected else None)
         except ForgedAnswerError as error:
             self._loop.remove_reader(self.control.fileno())
             self._end_cause = None
@@ -450,7 +446,7 @@ class Worker:
         self._killed = True
         self.processes.kill_all()
         if self._answered is not None:  # the exit of a killed process may not be reported
-            self._schedule(self._on_exit)
+            self._schedule(EXIT_TIMEOUT_S, self._on_exit)
 
     def _on_grace_expired(self) -> None:
         if self._answered is None or self._closed:
@@ -462,21 +458,16 @@ class Worker:
                 self.kill()
             else:
                 self.processes.kill_on_start()
-                self._schedule(self._kill_all)
+                self._schedule(EXIT_TIMEOUT_S, self._kill_all)
 
-    def _schedule(self, act: Callable[[], object]) -> None:
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
-        self._kill_timer = self._loop.call_later(EXIT_TIMEOUT_S, act)
-
-    def _schedule_interrupt(self) -> None:
-        every_s = max(0.001, min(INTERRUPT_REPEAT_INTERVAL_S, self._limits.grace_s / 4))
-        self._interrupt_timer = self._loop.call_later(every_s, self._repeat_interrupt)
+    def _schedule(self, delay_s: float, act: Callable[..., object], *args: object) -> None:
+        """Call something later, unless the request has ended by then."""
+        self._timers.append(self._loop.call_later(delay_s, act, *args))
 
     def _repeat_interrupt(self) -> None:
         if self._answered is not None and not self._answered.done():
             self.processes.send_signal(REPEAT_SIGNAL)
-            self._schedule_interrupt()
+        self._schedule(self._interrupt_interval_s, self._repeat_interrupt)
 
     def _on_exit(self, _: object = None) -> None:
         if self._answered is not None and not self._answered.done():

@@ -272,7 +272,8 @@ class Zygote:
             elif "ready" in message:
                 self._ready.set_result(None)
             elif not self._ready.done():
-                self._ready.set_exception(_refusal(message))
+                kind = ConfigurationError if message["is_configuration"] else SandboxUnavailableError
+                self._ready.set_exception(kind(message["error"]))
 
     def _on_end(self) -> None:
         if self.ended:
@@ -301,15 +302,6 @@ def _reap(process: "subprocess.Popen[bytes]") -> None:
     # Its channel is closed, but it may still be alive: close() kills it.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(SHUTDOWN_TIMEOUT_S)
-
-
-def _refusal(message: dict[str, str]) -> Exception:
-    if "unimportable" in message:
-        return ConfigurationError(
-            f"expected modules that can be imported before interpreters are forked, got {message['unimportable']}; "
-            "install it beside this Python, or leave it out"
-        )
-    return SandboxUnavailableError(message["refused"])
 
 
 async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:

@@ -185,6 +185,8 @@ class _Command:
         self.feed = None if process.stdin is None else _Feed(agent, _detach(process.stdin))
 
     def end(self, code: int) -> None:
+        self.process.returncode = code
+        self._agent.commands.remove(self)
         self.pipes.drain()
         self.pipes.close()
         if self.feed is not None:
@@ -206,8 +208,6 @@ class _Life(NamedTuple):
     control: socket.socket
     stdout: int
     stderr: int
-    is_child: bool
-    """Whether it is a child of the agent, which can be waited for."""
 
 
 class _Context:
@@ -238,25 +238,16 @@ class _Context:
         if self._kill_at is not None:
             self._signal(signal.SIGKILL if time.monotonic() > self._kill_at else REPEAT_SIGNAL)
 
-    def restart(self) -> None:
-        self.on_exit(self.kill())
-
-    def kill(self) -> int:
-        """Kill the process, if there is one, and return its exit code."""
+    def kill(self) -> None:
+        """Kill the process, if there is one; the next cell gets another."""
         if self._life is None:
-            return 0
+            return
+        process, code = self._life.process, -signal.SIGKILL
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._life.process, signal.SIGKILL)
-        if not self._life.is_child:
-            return -signal.SIGKILL
-        return os.waitstatus_to_exitcode(os.waitpid(self._life.process, 0)[1])
-
-    def reap(self) -> None:
-        """Reap the process if it has ended."""
-        if self._life is not None and self._life.is_child:
-            process, status = os.waitpid(self._life.process, os.WNOHANG)
-            if process:
-                self.on_exit(os.waitstatus_to_exitcode(status))
+            os.kill(process, signal.SIGKILL)
+        if self._agent.children.pop(process, None) is not None:  # else a fork of another interpreter
+            code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        self.on_exit(code)
 
     def fork(self, home: str, folder: str) -> int:
         """Fork the interpreter; return the copy's process id. The copy takes the next descriptors the host sends."""
@@ -269,19 +260,13 @@ class _Context:
             process = int(receive(control.recv)[0]["process"])
         except (OSError, EOFError, ValueError) as error:
             # It may still fork, and would then take the descriptors of the next fork.
-            self.restart()
+            self.kill()
             text = f"expected {self._name!r} to fork, got {error!r}; it was restarted, its variables are gone"
             raise _RefusedError("internal", text) from None
         control.settimeout(None)
         return process
 
     def on_exit(self, code: int | None = None) -> None:
-        """Report the end of the process to the running cell's client, if any, and start another process."""
-        self.close(code)
-        with contextlib.suppress(OSError):  # there are too many processes: the next cell tries again
-            self._begin()
-
-    def close(self, code: int | None) -> None:
         """Report the end of the process to the running cell's client, if any, and close the connections to it."""
         if self._running:
             self.pipes.drain()
@@ -317,25 +302,29 @@ class _Context:
     def _spawn(self) -> _Life:
         control, theirs = socket.socketpair()
         (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
+        inner = [to_stdout, to_stderr, theirs.detach()]
         try:
-            process = os.fork()
+            if (process := os.fork()) == 0:
+                self._become_interpreter(inner)
         except OSError:
-            for each in (control.detach(), theirs.detach(), stdout, to_stdout, stderr, to_stderr):
+            for each in (control.detach(), stdout, stderr):
                 os.close(each)
             raise
-        if process == 0:
-            try:
-                nothing = os.open(os.devnull, os.O_RDONLY)  # in a container, stdin is the host's channel
-                host = [] if self._agent.host is None else [self._agent.host.fileno()]
-                place_descriptors([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
-                os.chdir(self.cwd)
-                interpret(socket.socket(fileno=3), self._agent.furnish)
-            finally:
-                os._exit(1)
-        theirs.close()
-        os.close(to_stdout)
-        os.close(to_stderr)
-        return _Life(process, control, stdout, stderr, is_child=True)
+        finally:
+            for each in inner:
+                os.close(each)
+        self._agent.children[process] = self.on_exit
+        return _Life(process, control, stdout, stderr)
+
+    def _become_interpreter(self, descriptors: list[int]) -> NoReturn:
+        try:
+            nothing = os.open(os.devnull, os.O_RDONLY)  # in a container, stdin is the host's channel
+            host = [] if self._agent.host is None else [self._agent.host.fileno()]
+            place_descriptors([nothing, *descriptors, *host])
+            os.chdir(self.cwd)
+            interpret(socket.socket(fileno=3), self._agent.furnish)
+        finally:
+            os._exit(1)
 
     def _on_answer(self, _: int) -> None:
         assert self._life is not None
@@ -343,7 +332,7 @@ class _Context:
             header, blob = receive(self._life.control.recv)
         except (OSError, EOFError, ValueError):
             # It has ended, or the code has closed or corrupted the channel: it cannot be used any more.
-            self.restart()
+            self.kill()
             return
         self.pipes.drain()
         if "end" in header:
@@ -465,11 +454,11 @@ class Agent:
     def _clear(self) -> None:
         self.pipes: dict[str, _Pipes] = {}
         self._selector = selectors.DefaultSelector()
-        self._commands: dict[int, _Command] = {}
+        self.children: dict[int, Callable[[int], object]] = {}  # what to call with their exit codes
+        self.commands: list[_Command] = []
         self._contexts: dict[str, _Context] = {}
         self._watchers: dict[str, _Watcher] = {}
         self._connections: dict[str, _Feed] = {}
-        self._copies: list[int] = []
 
     def serve(self) -> NoReturn:
         """Serve requests until the host is gone."""
@@ -479,7 +468,7 @@ class Agent:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         os.set_blocking(self._reads, True)
         os.set_blocking(self._writes, True)
-        self.watch(woken, lambda descriptor: self._reap(os.read(descriptor, 4096)))
+        self.watch(woken, self._reap)
         self.watch(self._reads, self._serve_one)
         self.send({"hello": True, "home": self._home, "user": _user(os.getuid())})
         while True:
@@ -513,15 +502,12 @@ class Agent:
         while left:
             left = left[os.write(self._writes, left) :]
 
-    def _reap(self, _: bytes) -> None:
-        for pid, command in list(self._commands.items()):
-            if (code := command.process.poll()) is not None:
-                del self._commands[pid]
-                command.end(code)
-        for context in self._contexts.values():
-            context.reap()
-        # Copies that have ended count towards the sandbox's processes until they are waited for.
-        self._copies = [each for each in self._copies if os.waitpid(each, os.WNOHANG)[0] == 0]
+    def _reap(self, woken: int) -> None:
+        os.read(woken, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if (on_exit := self.children.pop(ended[0], None)) is not None:
+                    on_exit(os.waitstatus_to_exitcode(ended[1]))
 
     def _serve_one(self, _: int) -> None:
         try:
@@ -549,10 +535,11 @@ class Agent:
 
     def _end(self) -> NoReturn:
         # Other forks of the same sandbox may live on, so its processes do not all end with this one.
-        for command in self._commands.values():
+        for command in self.commands:
             command.process.kill()
         for context in self._contexts.values():
-            context.kill()
+            with contextlib.suppress(OSError):  # its client cannot be told
+                context.kill()
         os._exit(0)
 
     def _op_fork(self, folder: str, contexts: list[str]) -> None:
@@ -570,9 +557,8 @@ class Agent:
             originals = [(name, self._contexts[name]) for name in contexts]
             copies = [(name, context.cwd, context.fork(home, folder)) for name, context in originals]
             descriptors = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
-            if (process := os.fork()) == 0:
+            if os.fork() == 0:
                 self._serve_copy(folder, descriptors, copies)
-            self._copies.append(process)
         except shutil.Error as error:
             source, _, reason = error.args[0][0]
             readable = os.access(source, os.R_OK, follow_symlinks=False)
@@ -613,7 +599,7 @@ class Agent:
             ):
                 if cwd == home or cwd.startswith(home + "/"):
                     cwd = folder + cwd[len(home) :]
-                life = _Life(process, socket.socket(fileno=control_fd), out, err, is_child=False)
+                life = _Life(process, socket.socket(fileno=control_fd), out, err)
                 self._contexts[name] = _Context(self, name, cwd, life)
             os.write(3, FORKED)
             self.serve()
@@ -648,16 +634,18 @@ class Agent:
             stderr=subprocess.PIPE,
             start_new_session=self._sessions,
         )
-        self._commands[process.pid] = _Command(self, process, stream, config)
+        command = _Command(self, process, stream, config)
+        self.commands.append(command)
+        self.children[process.pid] = command.end
         return {"pid": process.pid}
 
     def _op_commands(self) -> bytes:
-        rows = [{"pid": pid, **command.config} for pid, command in self._commands.items()]
+        rows = [{"pid": command.process.pid, **command.config} for command in self.commands]
         return json.dumps(rows).encode()
 
     def _command(self, pid: int | None, stream: str | None = None) -> _Command:
-        for number, command in self._commands.items():
-            if pid == number or stream == command.stream:
+        for command in self.commands:
+            if pid == command.process.pid or stream == command.stream:
                 return command
         raise _RefusedError("not_found", f"expected a running process, got {pid}")
 
@@ -779,8 +767,7 @@ class Agent:
         self._contexts[name].interrupt()
 
     def _op_restart(self, name: str) -> None:
-        self._contexts[name].restart()
+        self._contexts[name].kill()
 
     def _op_drop(self, name: str) -> None:
-        context = self._contexts.pop(name)
-        context.close(context.kill())
+        self._contexts.pop(name).kill()

@@ -152,12 +152,9 @@ def prepare(spec: ZygoteSpec) -> Prepared:
 
 
 def _fork_init() -> None:
-    process = os.fork()
-    if process == 0:
-        libc.die_with_parent()
-        return
-    _, status = os.waitpid(process, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    if process := os.fork():
+        _wait_for(process, successors=False)
+    libc.die_with_parent()
 
 
 def _move_descriptor(descriptor: int) -> int:

@@ -1,6 +1,5 @@
 """The zygote: imports modules once, prepares the confinement, and forks interpreters on request."""
 
-import contextlib
 import gc
 import importlib
 import io
@@ -12,7 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from itertools import product
 from typing import Any, Final
 
@@ -51,18 +50,16 @@ _SCRATCH_BYTES: Final = 256 << 20
 
 def warm_up(isolation: str) -> None:
     """Run a few cells, and assemble the system-call filters if interpreters will have one."""
-    streams = sys.stdin, sys.stdout, sys.stderr
     ours, theirs = socket.socketpair()
-    with ours, theirs, open(os.devnull, "w", encoding="utf-8") as out:
+    with open(os.devnull, "w") as out, redirect_stdout(out), redirect_stderr(out), ours, theirs:
         runner = RequestRunner(theirs, 1 << 20)
-        runner.cells.namespace["out"] = sys.stdout = sys.stderr = out
+        runner.cells.namespace["out"] = out
         for number in range(_WARM_UP_ROUNDS):
             for code in _WARM_UP_CELLS:
                 message = {"id": number, "op": "execute", "code": code, "stdin": None}
                 ours.sendall(pack(message))
                 theirs.sendall(runner.answer(frames.receive_request(theirs)[0]))
                 ours.recv(io.DEFAULT_BUFFER_SIZE)
-    sys.stdin, sys.stdout, sys.stderr = streams
     linecache.clearcache()
     if isolation != "process":
         kinds = ((os.getpid(), False, False), (None, True, False), (None, True, True), (None, False, True))
@@ -95,21 +92,26 @@ def main(descriptor: int) -> None:
     try:
         prepared = prepare(spec)
     except Exception as error:
-        _send(channel, {"refused": f"{type(error).__name__}: {error}"})
+        _send(channel, {"error": f"{type(error).__name__}: {error}", "is_configuration": False})
         sys.exit(1)
     _restrict_imports(spec.shown)
-    with _mount_scratch(spec.scratch):
-        for name in (*_LIBRARY.split(), *spec.preload):
-            try:
-                importlib.import_module(name)
-            except BaseException as error:
-                _send(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
-                sys.exit(1)
-        for name, submodules in _LAZY_SUBMODULES.items():
-            if name in sys.modules:
-                for submodule in submodules:
-                    importlib.import_module(submodule)
-        warm_up(spec.isolation)
+    # Each interpreter replaces these by its own.
+    os.environ |= dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), _make_scratch(spec.scratch))
+    for name in (*_LIBRARY.split(), *spec.preload):
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            text = "expected modules that can be imported before interpreters are forked, got "
+            text += f"{name}: {type(error).__name__}: {error}; install it beside this Python, or leave it out"
+            _send(channel, {"error": text, "is_configuration": True})
+            sys.exit(1)
+    for name, submodules in _LAZY_SUBMODULES.items():
+        if name in sys.modules:
+            for submodule in submodules:
+                importlib.import_module(submodule)
+    warm_up(spec.isolation)
+    if spec.scratch is None:
+        namespaces.detach(namespaces.WORKSPACE)
     # Code must not be able to import this project's modules. They are kept alive, because they are still in use.
     ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
     _kept_alive = [sys.modules.pop(name) for name in ours]
@@ -121,28 +123,13 @@ def main(descriptor: int) -> None:
     Forks(channel, prepared).serve()
 
 
-@contextlib.contextmanager
-def _mount_scratch(scratch: str | None) -> Iterator[None]:
-    """Make imports write into a folder that no session sees; without `scratch`, into a temporary file system."""
-    variables = ("HOME", "TMPDIR", "MPLCONFIGDIR")
-    before = {name: os.environ.pop(name) for name in variables if name in os.environ}
-    if scratch is None:
-        place = namespaces.WORKSPACE  # sessions mount their own there later
-        quiet = namespaces.NO_SETUID | namespaces.NO_DEVICES
-        namespaces.tmpfs(place, quiet, size=_SCRATCH_BYTES, mode="0700")
-    else:
-        place = tempfile.mkdtemp(prefix="zygote-", dir=scratch)
-    os.environ.update(dict.fromkeys(variables, place))
-    tempfile.tempdir = None
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ.update(before)
-        tempfile.tempdir = None
-        if scratch is None:
-            namespaces.detach(place)
+def _make_scratch(scratch: str | None) -> str:
+    """Return a folder for what imports write, which no session sees; without `scratch`, a temporary file system."""
+    if scratch is not None:
+        return tempfile.mkdtemp(prefix="zygote-", dir=scratch)
+    quiet = namespaces.NO_SETUID | namespaces.NO_DEVICES
+    namespaces.tmpfs(namespaces.WORKSPACE, quiet, size=_SCRATCH_BYTES, mode="0700")
+    return namespaces.WORKSPACE  # sessions mount their own there later
 
 
 def _restrict_imports(shown: list[str]) -> None:
@@ -157,7 +144,7 @@ def _restrict_imports(shown: list[str]) -> None:
 
 
 def _send(channel: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the supervisor is gone, and this process will end too
+    with suppress(OSError):  # the supervisor is gone, and this process will end too
         channel.sendall(json.dumps(message).encode())
 
 
@@ -226,7 +213,7 @@ class Forks:
             # Without an init process, the first one of a session with snapshots ends the others.
             ends_others = spec.snapshot and not self._prepared.has_init
             for kill in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                with suppress(ProcessLookupError, PermissionError):
                     kill(process, signal.SIGTERM if ends_others else signal.SIGKILL)
 
     def _reap(self) -> None:

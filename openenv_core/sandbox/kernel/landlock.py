@@ -65,10 +65,7 @@ def _ruleset(version: int) -> int:
 
 def open_path(path: str) -> int:
     """Return a descriptor of a path for a rule."""
-    try:
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError as error:
-        raise OSError(error.errno, f"Landlock rule for {path}: {error.strerror}") from None
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
 def _rule(descriptor: int, rights: int) -> bytes:

@@ -1,7 +1,6 @@
 """Resource limits of a process, relative to its usage when they are set."""
 
 import ctypes
-import errno
 import os
 import resource
 from dataclasses import dataclass
@@ -104,8 +103,4 @@ def apply_rlimits(
         which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        try:
-            resource.setrlimit(which, (lowered, lowered))
-        except (OSError, ValueError) as error:
-            code = getattr(error, "errno", None) or errno.EINVAL
-            raise OSError(code, f"{name} {lowered}: {error}") from None
+        resource.setrlimit(which, (lowered, lowered))

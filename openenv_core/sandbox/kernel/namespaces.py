@@ -6,7 +6,8 @@ import signal
 import stat
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import PurePath
 
 from . import libc
 
@@ -44,7 +45,6 @@ _LINKS = {
 _OLD = "/.old"
 # The root is built on a tmpfs, which needs an existing directory as mount point until it is moved to /.
 _SCAFFOLDS = ("/tmp", "/mnt", "/dev", "/usr")
-_MAX_LINKS = 40
 
 
 def _make_private() -> None:
@@ -117,6 +117,17 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
         links: Paths, without the leading slash, that become links to the same paths in the workspace, unless `paths`
             has them.
     """
+    wanted = [(path, _SHUT) for path in paths]
+    wanted += [(path, _SHUT | NO_EXECUTION) for path in PROC_FILES]
+    wanted += [(path, NO_SETUID | NO_EXECUTION) for path in DEVICES]
+    crossed: dict[str, str] = {}
+    shown: dict[str, tuple[int, int]] = {}
+    for path, flags in wanted:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            mode = os.stat(path).st_mode
+            shown.setdefault(_resolve(path, crossed), (mode, flags))
+    if "/" in shown:
+        raise OSError(errno.EINVAL, "building a root: one of the paths is the root itself")
     with _passable_folders():
         base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
         if base is None:
@@ -125,28 +136,39 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
         os.mkdir(base + _OLD, 0o700)
         libc.call("pivot_root", base, base + _OLD, step=f"pivoting into {base}")
         os.chdir("/")
-        tree = _Tree()
-        # Parents first: a path below one that is shown needs no bind.
-        for path in sorted(set(paths), key=lambda path: (path.count("/"), path)):
-            tree.show(path, _SHUT)
-        for path in PROC_FILES:
-            tree.show(path, _SHUT | NO_EXECUTION)
-        for path in DEVICES:
-            tree.show(path, NO_SETUID | NO_EXECUTION)
+        for path, (mode, flags) in shown.items():
+            # A bind shows everything below it too.
+            if shown.keys().isdisjoint(map(str, PurePath(path).parents)):
+                _make_mount_point(path, mode)
+                _bind(_OLD + path, path, flags)
+        os.makedirs(WORKSPACE, 0o755, exist_ok=True)
+        crossed.setdefault("/tmp", f"{WORKSPACE}/.tmp")
+        if _mount_outer_proc():
+            crossed |= _LINKS
+        crossed = {f"/{name}": f"{WORKSPACE}/{name}" for name in links} | crossed
+        for path, target in crossed.items():
+            if not os.path.lexists(path):
+                os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+                os.symlink(target, path)
         for path in hidden:
             _hide(path)
-        os.makedirs(WORKSPACE, 0o755, exist_ok=True)
-        if not os.path.lexists("/tmp"):
-            os.symlink(f"{WORKSPACE}/.tmp", "/tmp")
-        if _mount_outer_proc():
-            for path, target in _LINKS.items():
-                os.symlink(target, path)
-        for name in links:
-            if not os.path.lexists(f"/{name}"):
-                os.symlink(f"{WORKSPACE}/{name}", f"/{name}")
         detach(_OLD)
         os.rmdir(_OLD)
         _set_flags("/", _SHUT)
+
+
+def _resolve(path: str, crossed: dict[str, str]) -> str:
+    """Return an existing path without links, and add each link on the way with its target."""
+    real = "/"
+    for name in path.split("/"):
+        if name == "..":
+            real = os.path.dirname(real)
+        elif name not in ("", "."):
+            above, real = real, os.path.join(real, name)
+            if os.path.islink(real):
+                crossed[real] = os.readlink(real)
+                real = _resolve(os.path.join(above, crossed[real]), crossed)
+    return real
 
 
 def _mount_own_proc() -> None:
@@ -167,56 +189,6 @@ def _mount_outer_proc() -> bool:
     return True
 
 
-class _Tree:
-    """The new root under construction, with the old one mounted at `_OLD`."""
-
-    def __init__(self) -> None:
-        self._shown: set[str] = set()
-
-    def show(self, path: str, flags: int) -> None:
-        """Bind a path of the old root to the same path."""
-        try:
-            resolved = self._walk(path)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            return
-        if resolved == "/":
-            raise OSError(errno.EINVAL, f"building a root: {path} is the root itself")
-        if self._is_shown(resolved):
-            return
-        _make_mount_point(resolved, os.stat(_OLD + resolved).st_mode)
-        _bind(_OLD + resolved, resolved, flags)
-        self._shown.add(resolved)
-
-    def _is_shown(self, path: str) -> bool:
-        while path != "/":
-            if path in self._shown:
-                return True
-            path = os.path.dirname(path)
-        return False
-
-    def _walk(self, path: str) -> str:
-        """Resolve a path in the old root, making its parent directories and reproducing links on the way."""
-        resolved, todo, links = "/", _parts(path), 0
-        while todo:
-            name = todo.pop(0)
-            if name == "..":
-                resolved = os.path.dirname(resolved)
-                continue
-            above, resolved = resolved, os.path.join(resolved, name)
-            if stat.S_ISLNK(os.lstat(_OLD + resolved).st_mode):
-                links += 1
-                if links > _MAX_LINKS:
-                    raise OSError(errno.ELOOP, f"building a root: {path} goes through too many links")
-                target = os.readlink(_OLD + resolved)
-                if not self._is_shown(resolved) and not os.path.lexists(resolved):
-                    os.symlink(target, resolved)
-                resolved = "/" if target.startswith("/") else above
-                todo = _parts(target) + todo
-            elif todo and not self._is_shown(resolved):
-                os.makedirs(resolved, 0o755, exist_ok=True)
-        return resolved
-
-
 def _hide(path: str) -> None:
     """Mount an empty file or folder over a path that is shown."""
     real = os.path.realpath(path)
@@ -230,10 +202,6 @@ def _hide(path: str) -> None:
     _bind(empty, real, _SHUT)
     # The mount keeps the file; its name is not needed.
     os.unlink(empty)
-
-
-def _parts(path: str) -> list[str]:
-    return [name for name in path.split("/") if name not in ("", ".")]
 
 
 _NEW_MOUNTS = 0x0002_0000

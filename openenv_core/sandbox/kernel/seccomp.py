@@ -14,7 +14,6 @@ LOAD = 0x20
 JUMP = 0x05
 JUMP_EQUAL = 0x15
 JUMP_AT_LEAST = 0x35
-JUMP_ANY_BIT = 0x45
 AND = 0x54
 RETURN = 0x06
 
@@ -44,14 +43,12 @@ def answer(code: int) -> int:
 _MISS = -1  # placeholder of that jump, replaced once its distance is known
 
 
-def _low(argument: int) -> int:
-    # Both architectures are little-endian: the low word is first.
-    return _ARGUMENTS_AT + 8 * argument
+def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF, *, high: bool = False) -> Code:
+    """Test that the masked lower word of an argument is one of these values; if `high`, the upper word.
 
-
-def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Code:
-    """Test that an int argument is one of these values; like the kernel, ignore its upper word."""
-    code: Code = [(LOAD, 0, 0, _low(argument))]
+    The kernel ignores the upper word of an int. Both architectures are little-endian: the low word is first.
+    """
+    code: Code = [(LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument + 4 * high)]
     if mask != 0xFFFF_FFFF:
         code.append((AND, 0, 0, mask))
     words = [value & 0xFFFF_FFFF for value in values]
@@ -61,22 +58,14 @@ def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Cod
     ]
 
 
-def only(argument: int, bits: int, *, wide: bool = False) -> Code:
-    """Test that an argument has no other bits than these; if `wide`, also that its upper word is zero."""
-    code: Code = [(LOAD, 0, 0, _low(argument)), (JUMP_ANY_BIT, _MISS, 0, ~bits & 0xFFFF_FFFF)]
-    if wide:
-        code += [(LOAD, 0, 0, _low(argument) + 4), (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF)]
-    return code
+def only(argument: int, bits: int) -> Code:
+    """Test that the lower word of an argument has no other bits than these."""
+    return one_of(argument, (0,), mask=~bits & 0xFFFF_FFFF)
 
 
 def none_of(argument: int, value: int) -> Code:
     """Test that an int argument is not this value."""
-    return [(LOAD, 0, 0, _low(argument)), (JUMP_EQUAL, _MISS, 0, value)]
-
-
-def all_of(argument: int, bits: int) -> Code:
-    """Test that an argument has all of these bits, which are in its low word."""
-    return [(LOAD, 0, 0, _low(argument)), (AND, 0, 0, bits), (JUMP_EQUAL, 0, _MISS, bits)]
+    return [(LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument), (JUMP_EQUAL, _MISS, 0, value)]
 
 
 @dataclass(frozen=True)
@@ -266,8 +255,9 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     own = (0,) if policy.pid is None else (0, policy.pid)
     forks = policy.allow_subprocess or policy.allow_fork
 
-    thread = (only(0, _THREAD | _THREAD_EXTRAS, wide=True), all_of(0, _THREAD))
-    fork = (only(0, _FORK | _SIGNAL_BITS, wide=True), one_of(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
+    narrow = one_of(0, (0,), high=True)  # the flags of clone are a whole word
+    thread = (narrow, only(0, _THREAD | _THREAD_EXTRAS), one_of(0, (_THREAD,), mask=_THREAD))
+    fork = (narrow, only(0, _FORK | _SIGNAL_BITS), one_of(0, (0, _SIGCHLD), mask=_SIGNAL_BITS))
     yield "clone", SeccompRule((thread, fork)) if forks else when(*thread)
     if forks:
         yield from (("fork", ALLOW), ("vfork", ALLOW))

@@ -137,9 +137,8 @@ ARCHITECTURES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64":
 def current() -> SyscallTable:
     """Return the table of this process's architecture."""
     # os.uname rather than platform, which imports a lot and calls the same.
-    uname = getattr(os, "uname", None)
-    system = uname() if uname is not None else None
-    if system is None or system.sysname != "Linux":
+    system = os.uname()
+    if system.sysname != "Linux":
         raise OSError(errno.ENOSYS, "expected Linux, which the sandbox needs")
     architecture = ARCHITECTURES.get(system.machine)
     # A 32-bit program on a 64-bit kernel sees the kernel's machine, but has other call numbers.
