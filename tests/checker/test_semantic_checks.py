@@ -67,8 +67,8 @@ def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> N
 
 def test_a_game_of_several_seats_is_played_as_a_server_plays_it() -> None:
     with LocalEnvironment(create_app(BlockingRounds).served) as environment:
-        played = [turn.wire_result for turn in turns(environment, 3, [{"number": 4}] * 3)]
-    assert [one["reward"] for one in played] == [None, None, None, 4]
+        rewards = [turn.result.reward for turn in turns(environment, 3, [{"number": 4}] * 3)]
+    assert rewards == [None, None, None, 4]
 
 
 def test_actions_and_options_are_played_again_unchanged() -> None:
