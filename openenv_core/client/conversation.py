@@ -253,11 +253,6 @@ class Conversation:
         self._stop_resuming()
         self._abort_with(ConnectionLostError("the connection was broken off by this client"))
 
-    def abort_without_loop(self) -> None:
-        """Abort a conversation whose event loop has closed; `close` then waits for what runs on the current loop."""
-        self.error = self.error or ConnectionLostError("the event loop of the connection has closed")
-        self.carrier.abort_without_loop()
-
     async def close(self, *, end_session: bool) -> None:
         """End the connection in order; after an abort, wait until its cleanup has ended.
 

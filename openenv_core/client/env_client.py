@@ -293,8 +293,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: The client is already connected on an event loop, which a sync caller does not run.
         """
-        loop = self._session.loop
-        if self._thread is None and self.connected and loop is not None and not loop.is_closed():
+        if self._thread is None and self.connected:
             raise ConfigurationError(
                 "the client is already connected, so sync() comes too late; make a new client"
             )

@@ -6,7 +6,6 @@ of 0.1 share one session among all clients and ignore the id.
 
 import asyncio
 import socket
-import sys
 from collections.abc import Coroutine
 from typing import Any, Final
 from uuid import uuid4
@@ -88,15 +87,6 @@ class HttpCarrier(Carrier):
         for task in self._tasks:
             task.cancel()
         self._start_task(self._end_session())
-
-    def abort_without_loop(self) -> None:
-        """Begin to end the session on the running event loop: a closed connection does not end it."""
-        self._loop, self._listener = asyncio.get_running_loop(), None
-        self._tasks.clear()
-        # The old client's connections belong to the old loop.
-        self._client = _make_client(self._base_url, self._settings)
-        self._ended = False
-        self.abort()
 
     async def probe(self) -> None:
         """Check that the server answers and accepts this client.
@@ -242,7 +232,7 @@ def _make_client(base_url: str, settings: ClientSettings) -> httpx.AsyncClient:
         transport = httpx.AsyncHTTPTransport(
             verify=tls_context(),
             proxy=proxy_for(base_url),
-            socket_options=_keepalive_options(settings),
+            socket_options=[(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)],  # a server may vanish silently
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
         )
     except ImportError as error:
@@ -254,19 +244,3 @@ def _make_client(base_url: str, settings: ClientSettings) -> httpx.AsyncClient:
         timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
         follow_redirects=False,  # a redirect could send the token to another host
     )
-
-
-def _keepalive_options(settings: ClientSettings) -> list[tuple[int, int, int]]:
-    """Return socket options for TCP keepalive, which detects a dead server as pings do on a WebSocket."""
-    if settings.websocket_ping_interval_s is None:
-        return []
-    socket_options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-    if sys.platform == "linux":
-        probes = 3  # unanswered ones until the connection is lost
-        timeout_s = settings.websocket_ping_timeout_s or settings.websocket_ping_interval_s
-        socket_options += [
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(settings.websocket_ping_interval_s))),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(timeout_s / probes))),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
-        ]
-    return socket_options

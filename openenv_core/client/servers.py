@@ -165,10 +165,6 @@ class Servers:
         if self._start is not None:
             self._start.cancel()
 
-    def forget_start(self) -> None:
-        """Forget a start in progress, whose event loop has closed."""
-        self._start = None
-
     async def stop(self) -> None:
         """Stop the provider's server, if there is one."""
         if self.provider is None:
@@ -255,9 +251,9 @@ class Servers:
 
     async def _start_provider(self, provider: "Provider") -> str:
         """Start the server in a thread, and return its URL."""
-        self._start = starting = start_in_thread(provider.start)
+        self._start = start_in_thread(provider.start)
         try:
-            return await starting
+            return await self._start
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._aborted or task is None or task.cancelling():
@@ -266,5 +262,4 @@ class Servers:
                 "expected a server to start, but the client was closed meanwhile; make a new client"
             ) from None
         finally:
-            if self._start is starting:  # a later loop may have started another
-                self._start = None
+            self._start = None

@@ -214,6 +214,9 @@ class ClientSession:
     async def close(self) -> None:
         """End the session, its children, and the server of the provider. Idempotent."""
         try:
+            if self.loop is not None and self.loop.is_closed():  # the connections have ended with it
+                self.state = Closed(for_good=True)
+                return
             self._bind_loop()
             self._leave(Closed(for_good=True))
             self.servers.abort_start()
@@ -378,25 +381,14 @@ class ClientSession:
             raise ClientClosedError("this client is closed; make a new one")
 
     def _bind_loop(self) -> None:
-        """Bind the session to the running event loop; one of an earlier loop, which has closed, is lost."""
+        """Bind the session to the running event loop, on which its connections are."""
         loop = asyncio.get_running_loop()
         if self.loop is not None and self.loop is not loop:
-            if not self.loop.is_closed():
-                raise ConfigurationError(
-                    "expected every call of a client on one event loop, got a second loop; make a client for each. "
-                    "(A client that was first called where no loop runs, or by sync(), has a loop of its own.)"
-                )
-            self._lock = asyncio.Lock()  # tasks of the old loop may still wait for the old lock
-            self.servers.forget_start()
-            if (conversation := self.conversation) is not None:
-                self.journal.clear()
-                self._ending = conversation
-                self.state = Lost(
-                    "expected the event loop that the client connected on, but it has closed, and the session "
-                    "with it; keep to one asyncio.run(), or use sync()"
-                )
-            if self._ending is not None:
-                self._ending.abort_without_loop()  # or the server would keep the session and its slot
+            raise ConfigurationError(
+                "expected every call of a client on one event loop, got a second loop; make a client for each, as for "
+                "each asyncio.run(). (A client that was first called where no loop runs, or by sync(), has a loop of "
+                "its own.)"
+            )
         self.loop = loop
 
 

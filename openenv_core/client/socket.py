@@ -19,13 +19,11 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import Carrier, refusal, unreachable_error
 from openenv_core.client.settings import ClientSettings
-from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
+from openenv_core.errors import ClientError, ConnectionLostError
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.frames import detail_text
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, redact_url
 from openenv_core.proxies import proxy_for
-
-MAX_REDIRECTS: Final = 5
 
 LINGER_S: Final = 1.0
 """Seconds for a server to confirm the close of an aborted connection."""
@@ -39,7 +37,6 @@ _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
 _GOING_AWAY = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
-_REDIRECTS = (301, 302, 303, 307, 308)
 
 # Our errors say what picows logs; without a handler it would also be printed to stderr.
 _logger = logging.getLogger("openenv_core.client.socket")
@@ -107,17 +104,6 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._linger_task = self._loop.create_task(asyncio.wait([self._disconnected], timeout=LINGER_S))
         # Also if the event loop ends before the task has begun.
         self._linger_task.add_done_callback(lambda _: transport.disconnect(graceful=False))
-
-    def abort_without_loop(self) -> None:
-        """Close the connection without its event loop, which has closed, so that the server ends the session."""
-        transport, self._transport = self._transport, None
-        self._loop, self._listener = asyncio.get_running_loop(), None
-        self._disconnected = self._loop.create_future()
-        self._disconnected.set_result(None)
-        if transport is not None:
-            # A transport needs its loop to close the socket. uvloop has closed all sockets already, and raises.
-            with suppress(OSError, TypeError):
-                _write_close(transport).shutdown(socket.SHUT_RDWR)
 
     # Callbacks of picows
 
@@ -255,17 +241,11 @@ async def open_socket(url: str, settings: ClientSettings) -> WebSocketCarrier:
         CapacityError: The server is full.
         ConnectionFailedError: Nothing answered in time, or what answered is not a WebSocket server.
     """
-    target = url
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
-            for _ in range(MAX_REDIRECTS):
-                try:
-                    return await _connect(target, settings)
-                except picows.WSInvalidStatusError as error:
-                    target = _redirect_target(target, error)
-            raise ConnectionFailedError(
-                f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
-            )
+            return await _connect(url, settings)
+    except picows.WSInvalidStatusError as error:
+        raise _handshake_refusal(url, error) from None
     except TimeoutError:
         raise unreachable_error(url, f"no answer within {settings.connect_timeout_s:g} s") from None
     except ClientError:
@@ -322,21 +302,18 @@ _CLOSE_FRAME: Final = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
 """A client's close frame: code 1000, masked with zeros."""
 
 
-def _write_close(transport: WSTransport) -> socket.socket:
-    """Write a close frame to the socket, bypassing an ended event loop, unless it is encrypted; return the socket."""
-    underlying = transport.underlying_transport
-    raw: socket.socket = underlying.get_extra_info("socket")
-    if underlying.get_extra_info("ssl_object") is None:
-        os.write(raw.fileno(), _CLOSE_FRAME)
-    return raw
-
-
 def _close_all() -> None:
-    """Close all connections at the process's exit, or the servers would keep their sessions for resuming."""
+    """Close all connections at the process's exit, or the servers would keep their sessions for resuming.
+
+    The event loops have ended, so the frame is written to the socket itself, unless it is encrypted.
+    """
     for carrier in _open:
-        if carrier._transport is not None and not carrier._transport.is_disconnected:
+        if carrier._transport is None or carrier._transport.is_disconnected:
+            continue
+        underlying = carrier._transport.underlying_transport
+        if underlying.get_extra_info("ssl_object") is None:
             with suppress(OSError, TypeError):
-                _write_close(carrier._transport)
+                os.write(underlying.get_extra_info("socket").fileno(), _CLOSE_FRAME)
 
 
 atexit.register(_close_all)
@@ -380,29 +357,18 @@ def _extract_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dic
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), merged
 
 
-def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
-    """Return the target of a redirect to the same host; other hosts must not get the headers.
+def _handshake_refusal(url: str, error: picows.WSInvalidStatusError) -> ClientError:
+    """Return the error for a response that refuses the handshake.
 
-    Raises:
-        ClientError: The response is not a redirect, or one to another host.
+    Redirects are refused: another host must not get the headers.
     """
     response = error.response
     assert response is not None
-    status = int(response.status)
-    location = response.headers.get("Location")
-    if status not in _REDIRECTS or location is None:
-        detail = detail_text(error.raw_body) if error.raw_body else ""
-        raise refusal(url, status, response.headers, detail, socket=True) from None
-    destination = urljoin(url, location)
-    parts = urlsplit(destination)
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    requested = urlsplit(url)
-    if parts.hostname != requested.hostname or scheme not in (requested.scheme, "wss"):
-        raise ConnectionFailedError(
-            f"expected an OpenEnv server at {redact_url(url)}, got a redirect to {redact_url(destination)}; use that "
-            "URL if you trust it"
-        ) from None
-    return urlunsplit(parts._replace(scheme=scheme, fragment=""))
+    status, location = int(response.status), response.headers.get("Location")
+    if 300 <= status < 400 and location is not None:
+        return unreachable_error(url, f"a redirect to {redact_url(urljoin(url, location))}")
+    detail = detail_text(error.raw_body) if error.raw_body else ""
+    return refusal(url, status, response.headers, detail, socket=True)
 
 
 def _close_reason(transport: WSTransport) -> str:
