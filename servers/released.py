@@ -1,10 +1,10 @@
 """The server's part of the released package's import paths, which `openenv_core.compat` installs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.compat import Extra
 from openenv_core.types import ConcurrencyConfig, State
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from servers.app import EnvironmentApp
     from servers.execution import Factory
 
-NAMES: Final[Extra] = {
+NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "openenv.core.env_server.http_server": {
         "create_app": "servers:create_app",
         "create_fastapi_app": "servers:create_fastapi_app",

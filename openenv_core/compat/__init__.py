@@ -16,11 +16,11 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Final
 
-from openenv_core.compat.hook import Extra, Hook, NotProvidedError
+from openenv_core.compat.hook import Hook, NotProvidedError
 from openenv_core.compat.names import FORMER, RELEASED
 from openenv_core.errors import ConfigurationError
 
-__all__ = ["Extra", "NotProvidedError", "check", "install", "installed", "released", "uninstall"]
+__all__ = ["NotProvidedError", "check", "install", "installed", "released", "uninstall"]
 
 _DISTRIBUTIONS: Final = ("openenv", "openenv-core")
 
@@ -61,13 +61,10 @@ def check() -> None:
         )
 
 
-def install(extra: Extra | None = None) -> Hook:
+def install() -> Hook:
     """Provide the released package's import paths from now on.
 
-    Args:
-        extra: Names in addition to those of the table and of installed packages (the entry points
-            `ropewalk.compat`, through which `servers` provides the server's side), by released module, each as
-            `module:attribute` or as the object. A second call adds to the names of the first.
+    Installed packages add names by the entry points `ropewalk.compat`, as `servers` does those of the server's side.
 
     Returns:
         The hook, for `uninstall`.
@@ -78,10 +75,9 @@ def install(extra: Extra | None = None) -> Hook:
     hook = installed()
     if hook is None:
         check()
-        hook = Hook({})
+        hook = Hook()
         # First, so that a plain folder called "openenv" on the path is not imported as the package.
         sys.meta_path.insert(0, hook)
-    hook.add(extra or {})
     return hook
 
 

@@ -1,16 +1,15 @@
 """The import hook: modules under the released package's names, whose attributes resolve to ours on access."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from openenv_core.compat.names import (
     MODULES,
@@ -19,6 +18,7 @@ from openenv_core.compat.names import (
     RELEASED,
     RELEASED_VERSION,
     REPLACED,
+    UNPROVIDED,
     module_for,
     with_included,
 )
@@ -29,27 +29,20 @@ GROUP: Final = "ropewalk.compat"
 
 DOCS: Final = "docs/compatibility.md"
 
-Target: TypeAlias = str | Callable[..., Any]
-"""An object as `module:attribute`, or the object itself."""
-
-Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
-"""Names in addition to the table, by released module."""
-
 
 class NotProvidedError(ModuleNotFoundError):
     """A name of the released package that Ropewalk does not provide."""
 
 
-@cache
-def _find_extras() -> Extra:
-    """Return the names of installed packages; called only for a name that is not in the table."""
-    modules: dict[str, dict[str, Target]] = {}
+def _find_names() -> dict[str, dict[str, str]]:
+    """Return the names of the table and those of installed packages, by module."""
+    found = {module: dict(names) for module, names in MODULES.items()}
     for point in entry_points(group=GROUP):
         with suppress(ImportError):  # the package is installed, but not its requirements
             import_ours(point.module)
             for module, names in point.load().items():
-                modules.setdefault(module, {}).update(names)
-    return modules
+                found[module].update(names)
+    return found
 
 
 class AliasModule(ModuleType):
@@ -75,7 +68,7 @@ class AliasModule(ModuleType):
         source: str = self.__dict__["_source"]
         target = hook.target(source, name)
         if target is not None:
-            value = resolve(target)
+            value = resolve_name(target)
         elif module_for(f"{source}.{name}") is not None:
             value = import_module(f"{self.__name__}.{name}")
         elif (belongs := hook.find_unprovided(source, name)) is not None:
@@ -95,41 +88,29 @@ class AliasModule(ModuleType):
         return sorted({*self.__dict__, *self.__all__})
 
 
-def resolve(target: Target) -> Any:
-    """Return the object of a target."""
-    return resolve_name(target) if isinstance(target, str) else target
-
-
 class Hook(MetaPathFinder, Loader):
-    """Finds and loads the released package's modules, and resolves every released name to its counterpart here."""
+    """Finds and loads the released package's modules, and resolves every released name to its counterpart here.
 
-    def __init__(self, extra: Extra) -> None:
-        self.extra: dict[str, dict[str, Target]] = {}
-        self.add(extra)
+    Attributes:
+        names: By module, the target of each name as `module:attribute`.
+    """
 
-    def add(self, extra: Extra) -> None:
-        """Provide more names, which take precedence over the table's."""
-        for module, names in extra.items():
-            self.extra.setdefault(module, {}).update(names)
+    def __init__(self) -> None:
+        self.names = _find_names()
 
-    def available(self, module: str) -> Iterator[str]:
-        """Yield the names that a module provides."""
-        for each in with_included(module):
-            yield from self.extra.get(each, ())
-            yield from MODULES[each].names
+    def available(self, module: str) -> list[str]:
+        """Return the names that a module provides."""
+        return [name for each in with_included(module) for name in self.names[each]]
 
-    def target(self, module: str, name: str) -> Target | None:
+    def target(self, module: str, name: str) -> str | None:
         """Return the target of a name; None if it is not provided."""
-        for each in with_included(module):
-            if (target := self.extra.get(each, {}).get(name) or MODULES[each].names.get(name)) is not None:
-                return target
-        extras = (_find_extras().get(each, {}).get(name) for each in with_included(module))
-        return next((target for target in extras if target is not None), None)
+        targets = (self.names[each].get(name) for each in with_included(module))
+        return next(filter(None, targets), None)
 
     def find_unprovided(self, module: str, name: str) -> str | None:
         """Return what an unprovided name belongs to; None if the released package has no such name."""
         modules = [*with_included(module)]
-        reasons = [*(MODULES[each].unprovided.get(name) for each in modules), *map(REASONS.get, modules)]
+        reasons = [*(UNPROVIDED.get((each, name)) for each in modules), *map(REASONS.get, modules)]
         return next(filter(None, reasons), None)
 
     def find_spec(
