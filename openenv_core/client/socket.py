@@ -36,6 +36,7 @@ _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
 
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
+_RESET_HINT: Final = "call reset() to start a new session"
 _GOING_AWAY = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
 
 # Our errors say what picows logs; without a handler it would also be printed to stderr.
@@ -59,9 +60,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._disconnected = self._loop.create_future()
         self._message_parts: bytearray | None = None
         self._text = True
-        self._has_received = True
-        self._pinged_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._has_received = True  # since `_keep_alive` has looked
+        self._keepalive: asyncio.Task[None] | None = None
         self._linger_task: asyncio.Task[Any] | None = None
 
     # Carrier
@@ -110,7 +110,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
     def on_ws_connected(self, transport: WSTransport) -> None:
         """Keep the transport, and start the keepalive."""
         self._transport = transport
-        self._watch_silence()
+        if (interval_s := self._settings.websocket_ping_interval_s) is not None:
+            self._keepalive = self._loop.create_task(self._keep_alive(transport, interval_s))
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         """Handle a frame, whose memory is valid until this returns."""
@@ -152,8 +153,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         """Record the end of the connection."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._keepalive is not None:
+            self._keepalive.cancel()
         self._mark_lost(ConnectionLostError(_close_reason(transport)), broken=True)
         if not self._disconnected.done():
             self._disconnected.set_result(None)
@@ -179,41 +180,26 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._mark_lost(ConnectionLostError(_violation_text(problem)))
         return picows.WSProtocolError(code, problem)
 
-    def _watch_silence(self) -> None:
-        """Check after `websocket_ping_interval_s` whether anything was received."""
-        self._has_received = False
-        interval = self._settings.websocket_ping_interval_s
-        if interval is not None and self._lost_error is None:
-            self._timer = self._loop.call_later(interval, self._ping_if_silent)
+    async def _keep_alive(self, transport: WSTransport, interval_s: float) -> None:
+        """Ping the server after each interval of silence; the connection is lost if it does not answer in time."""
+        timeout_s = self._settings.websocket_ping_timeout_s
+        while self._lost_error is None:
+            self._has_received = False
+            await asyncio.sleep(interval_s)
+            if self._has_received:
+                continue
+            transport.send_ping()
+            pinged_at = self._loop.time()
+            if timeout_s is None:
+                continue
+            await asyncio.sleep(timeout_s)
+            if not self._has_received and not self._is_receiving(transport, pinged_at):
+                problem = f"expected the server to answer a ping within {timeout_s:g} s, got nothing"
+                error = ConnectionLostError(f"{problem}: it is gone, or cut off; {_RESET_HINT}")
+                self._mark_lost(error, broken=True)
+                self.abort()
 
-    def _ping_if_silent(self) -> None:
-        if self._has_received:
-            self._watch_silence()
-            return
-        assert self._transport is not None
-        self._transport.send_ping()
-        self._pinged_at = self._loop.time()
-        timeout = self._settings.websocket_ping_timeout_s
-        if timeout is None:
-            self._watch_silence()
-        else:
-            self._timer = self._loop.call_later(timeout, self._check_answered)
-
-    def _check_answered(self) -> None:
-        if self._has_received or self._is_receiving():
-            self._watch_silence()
-            return
-        timeout = self._settings.websocket_ping_timeout_s
-        self._mark_lost(
-            ConnectionLostError(
-                f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
-                "off; call reset() to start a new session"
-            ),
-            broken=True,
-        )
-        self.abort()
-
-    def _is_receiving(self) -> bool:
+    def _is_receiving(self, transport: WSTransport, pinged_at: float) -> bool:
         """Whether bytes have arrived since the ping that are not a whole frame yet.
 
         They are part of a long message ahead of the pong; or the pong itself, unread because the thread was busy: not
@@ -221,15 +207,14 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """
         if sys.platform != "linux":
             return False
-        assert self._transport is not None
-        raw = self._transport.underlying_transport.get_extra_info("socket")
+        raw = transport.underlying_transport.get_extra_info("socket")
         try:
             with socket.socket(fileno=os.dup(raw.fileno())) as duplicate:
                 info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
             (silence_ms,) = _LAST_DATA_RECEIVED.unpack(info)
         except (OSError, struct.error):  # not a TCP connection, or an old kernel
             return False
-        return bool(silence_ms / 1000 < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S)
+        return bool(silence_ms / 1000 < self._loop.time() - pinged_at + CLOCK_TOLERANCE_S)
 
 
 async def open_socket(url: str, settings: ClientSettings) -> WebSocketCarrier:
@@ -330,18 +315,16 @@ async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, address in addresses:
         raw = socket.socket(family, kind, protocol)
+        raw.setblocking(False)
         try:
-            raw.setblocking(False)
             async with asyncio.timeout(timeout_s / len(addresses)):
                 await loop.sock_connect(raw, address)
-        except OSError as error:  # TimeoutError is one
-            raw.close()
-            failure = error
-        except BaseException:
-            raw.close()
-            raise
-        else:
             return raw
+        except BaseException as error:
+            raw.close()
+            if not isinstance(error, OSError):  # TimeoutError is one
+                raise
+            failure = error
     raise failure or OSError(f"no address of {host!r}")
 
 
@@ -377,23 +360,17 @@ def _close_reason(transport: WSTransport) -> str:
     sent, recv = (None, None) if handshake is None else (handshake.sent, handshake.recv)
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
         return _violation_text(sent.reason)
-    if recv is not None:
-        # An IntEnum, whatever the stubs say; unknown codes become members as well.
-        code = "without a code" if recv.code is WSCloseCode.NO_INFO else f"close code {int(recv.code.value)}"
-        code_text = f"{code}{f': {recv.reason}' if recv.reason else ''}"
-        if recv.code in _GOING_AWAY:
-            return (
-                f"expected a reply, but the server is going away ({code_text}); call reset() to start a new session, "
-                "on another server or when this one is back"
-            )
+    if recv is None:
         return (
-            f"expected a reply, but the server closed the connection ({code_text}); "
-            "call reset() to start a new session"
+            f"expected a reply, but the connection is closed (it broke without a close frame); {_RESET_HINT}"
         )
-    return (
-        "expected a reply, but the connection is closed (it broke without a close frame); "
-        "call reset() to start a new session"
-    )
+    # An IntEnum, whatever the stubs say; unknown codes become members as well.
+    code = "without a code" if recv.code is WSCloseCode.NO_INFO else f"close code {int(recv.code.value)}"
+    code_text = f"({code}{f': {recv.reason}' if recv.reason else ''})"
+    if recv.code in _GOING_AWAY:
+        hint = f"{_RESET_HINT}, on another server or when this one is back"
+        return f"expected a reply, but the server is going away {code_text}; {hint}"
+    return f"expected a reply, but the server closed the connection {code_text}; {_RESET_HINT}"
 
 
 def _violation_text(problem: str) -> str:
