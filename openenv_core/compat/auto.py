@@ -114,17 +114,12 @@ class AutoEnv:
         space = _SPACE.fullmatch(name)
         if space is not None:
             base_url = base_url or f"https://{space_label(space['id'])}.hf.space"
-            client: type[EnvClient[Any, Any, Any]] = GenericEnvClient
-        else:
-            client = GenericEnvClient if skip_install else client_class(name)
-        if docker_image is not None:
+        client = GenericEnvClient if skip_install or space is not None else client_class(name)
+        if docker_image is not None or base_url is None:  # a server starts
             options |= {"env_vars": env_vars or {}, "start_timeout_s": wait_timeout}
-            made = client.from_docker_image(docker_image, provider=container_provider, **options)
-        elif base_url is not None:
-            made = make(base_url, client=client, **options)
-        else:
-            made = make(name, client=client, env_vars=env_vars, start_timeout_s=wait_timeout, **options)
-        return made.async_client
+        if docker_image is not None:
+            return client.from_docker_image(docker_image, provider=container_provider, **options).async_client
+        return make(base_url or name, client=client, **options).async_client
 
     from_hub = from_env
 

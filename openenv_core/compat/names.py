@@ -158,14 +158,9 @@ UNPROVIDED: Final[Mapping[tuple[str, str], str]] = {
 """What names that are not provided belong to, by module and name."""
 
 REASONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        (
-            "openenv.core.containers",
-            "openenv.core.containers.runtime",
-            "openenv.core.containers.runtime.providers",
-        ),
-        _PROVIDERS,
-    ),
+    "openenv.core.containers": _PROVIDERS,
+    "openenv.core.containers.runtime": _PROVIDERS,
+    "openenv.core.containers.runtime.providers": _PROVIDERS,
     "openenv.core.http_env_client": _OLD_CLIENT,
     "openenv.core.harness": "drivers of coding agents",
     "openenv.core.harness.capture": "capture of agents' calls",
