@@ -12,7 +12,6 @@ from pydantic_core import from_json
 
 from openenv_core.client.carrier import SESSION_ENDED
 from openenv_core.errors import (
-    CapacityError,
     ClientError,
     ConnectionFailedError,
     ConnectionLostError,
@@ -35,7 +34,6 @@ MAX_LOSSES: Final = 3
 """Connections that may break during one request, which may be what kills the servers."""
 
 NOT_BEGUN: Final = "no reset has begun it"
-CLOSED: Final = "this client has closed the session"
 _NOT_DECLARED: Final = "the server does not say that its environment is deterministic (DETERMINISTIC = True)"
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
@@ -112,9 +110,7 @@ class Journal:
         if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
             self._shrink()
 
-    def record_loss(
-        self, error: ClientError, losses: int, servers: int, *, fresh: bool
-    ) -> ClientError | None:
+    def record_loss(self, error: ClientError, losses: int, *, fresh: bool) -> ClientError | None:
         """Record that the session was lost; return the error to raise, or None to repeat the request in another one.
 
         Discards the episode if the request is a reset, or if this loss makes a replay impossible.
@@ -122,15 +118,12 @@ class Journal:
         Args:
             error: Why the session is over.
             losses: Number of sessions lost during this request.
-            servers: Number of servers the client knows.
             fresh: The request is a reset.
         """
-        if isinstance(error, CapacityError) and fresh and losses < servers:
-            return None  # released servers report a lack of room only once the session is used
         obstacle, disconnected = self.obstacle, isinstance(error, ConnectionFailedError | ConnectionLostError)
         if fresh or not disconnected:
-            self.clear(CLOSED if obstacle == CLOSED else NOT_BEGUN)
-        if not disconnected or self.attached or obstacle == CLOSED:
+            self.clear()
+        if not disconnected or self.attached:
             return error
         if losses < MAX_LOSSES and (self._deterministic if fresh else obstacle is None):
             return None

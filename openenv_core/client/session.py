@@ -337,7 +337,7 @@ class ClientSession:
             self.servers.use_next()
             await self._wait.pause(error, len(self.servers.urls))
             return losses
-        lost = self.journal.record_loss(error, losses + 1, len(self.servers.urls), fresh=fresh)
+        lost = self.journal.record_loss(error, losses + 1, fresh=fresh)
         if lost is not None:
             self._lose(str(lost))
             raise await self.servers.explain(lost) from None
