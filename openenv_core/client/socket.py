@@ -264,15 +264,11 @@ async def _connect(url: str, settings: ClientSettings) -> WebSocketCarrier:
             use_aiofastnet=False,
         )
     except BaseException:
-        # picows leaves a connection open if its handshake is cancelled. At the end of the stream its transport closes
-        # it; a connection that was reset before it had a transport is closed below.
-        for raw in opened:
+        for raw in (
+            opened
+        ):  # picows leaves it open if its handshake is cancelled; at the end of the stream it closes
             with suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
-        for _ in opened * 3:  # so that the end is read, and the transport closes
-            await asyncio.sleep(0)
-        for raw in opened:
-            raw.close()
         raise
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")
