@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -45,49 +46,6 @@ def _find_names() -> dict[str, dict[str, str]]:
     return found
 
 
-class AliasModule(ModuleType):
-    """A module whose names are resolved on access."""
-
-    def __init__(self, fullname: str, source: str, hook: "Hook") -> None:
-        super().__init__(fullname, f"Ropewalk's stand-in for the released package's {source}.")
-        self.__dict__.update(_source=source, _hook=hook)
-        self.__all__ = sorted(set(hook.available(source)))
-        if source == RELEASED:
-            self.__version__ = RELEASED_VERSION
-
-    def __getattr__(self, name: str) -> Any:
-        """Resolve a name.
-
-        Raises:
-            NotProvidedError: The released package has the name, but Ropewalk does not.
-            AttributeError: Neither has it.
-        """
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        hook: Hook = self.__dict__["_hook"]
-        source: str = self.__dict__["_source"]
-        target = hook.target(source, name)
-        if target is not None:
-            value = resolve_name(target)
-        elif module_for(f"{source}.{name}") is not None:
-            value = import_module(f"{self.__name__}.{name}")
-        elif (belongs := hook.find_unprovided(source, name)) is not None:
-            raise NotProvidedError(
-                f"expected a name that Ropewalk provides of {self.__name__}, got {name}, which it does not: it "
-                f"belongs to {belongs}; {DOCS} lists the names that are there",
-                name=f"{self.__name__}.{name}",
-            )
-        else:
-            raise AttributeError(
-                f"module {self.__name__!r} has no attribute {name!r}; {DOCS} lists those it has"
-            )
-        self.__dict__[name] = value
-        return value
-
-    def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self.__all__})
-
-
 class Hook(MetaPathFinder, Loader):
     """Finds and loads the released package's modules, and resolves every released name to its counterpart here.
 
@@ -123,22 +81,56 @@ class Hook(MetaPathFinder, Loader):
         is_package = any(module.startswith(f"{source}.") for module in MODULES)
         return ModuleSpec(fullname, self, origin="openenv_core.compat", is_package=is_package)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Create the module, whose names are resolved on access."""
-        source = module_for(spec.name)
-        assert source is not None
-        return AliasModule(spec.name, source, self)
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave the creation of a module to Python."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module by ours if it is `REPLACED`; other modules need nothing."""
-        if (source := module_for(module.__name__)) in REPLACED:
+        """Have a module's names resolved on access; one of `REPLACED` is replaced by ours."""
+        source = module_for(module.__name__)
+        assert source is not None
+        if source in REPLACED:
             (ours,) = NAMES[source]
             sys.modules[module.__name__] = import_module(ours)
+            return
+        names = sorted(set(self.available(source)))
+        vars(module).update(
+            __doc__=f"Ropewalk's stand-in for the released package's {source}.",
+            __all__=names,
+            __dir__=lambda: sorted({*vars(module), *names}),
+            __getattr__=partial(self._resolve, module, source),
+        )
+        if source == RELEASED:
+            vars(module)["__version__"] = RELEASED_VERSION
+
+    def _resolve(self, module: ModuleType, source: str, name: str) -> Any:
+        """Return the object of a name, and keep it in its module.
+
+        Raises:
+            NotProvidedError: The released package has the name, but Ropewalk does not.
+            AttributeError: Neither has it.
+        """
+        fullname = f"{module.__name__}.{name}"
+        if (target := self.target(source, name)) is not None:
+            value = resolve_name(target)
+        elif module_for(f"{source}.{name}") is not None:
+            value = import_module(fullname)
+        elif (belongs := self.find_unprovided(source, name)) is not None and not name.startswith("__"):
+            raise NotProvidedError(
+                f"expected a name that Ropewalk provides of {module.__name__}, got {name}, which it does not: it "
+                f"belongs to {belongs}; {DOCS} lists the names that are there",
+                name=fullname,
+            )
+        else:
+            raise AttributeError(
+                f"module {module.__name__!r} has no attribute {name!r}; {DOCS} lists those it has"
+            )
+        vars(module)[name] = value
+        return value
 
     def forget(self) -> None:
         """Remove the modules that were imported through this hook from `sys.modules`."""
         for name, module in list(sys.modules.items()):
-            is_alias = isinstance(module, AliasModule) and module.__dict__["_hook"] is self
+            is_alias = getattr(getattr(module, "__spec__", None), "loader", None) is self
             if is_alias or (name != getattr(module, "__name__", name) and module_for(name) is not None):
                 del sys.modules[name]
                 parent, _, child = name.rpartition(".")

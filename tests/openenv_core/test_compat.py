@@ -21,7 +21,7 @@ from serving import ask, request, serving, socket_to
 import openenv_core
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.containers import ContainerProvider, LocalDockerProvider
-from openenv_core.compat.hook import AliasModule, Hook
+from openenv_core.compat.hook import Hook
 from openenv_core.compat.judge import LLMJudge as ReleasedJudge
 from openenv_core.compat.mcp_client import MCPToolClient as ReleasedToolClient
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, UNPROVIDED, module_for
@@ -90,7 +90,7 @@ def test_every_import_form_works() -> None:
     assert scope["types"].Action is openenv_core.Action
     assert scope["openenv"].core.env_server.types is scope["types"]
     exec("from openenv.core import env_server, EnvClient", scope)
-    assert isinstance(scope["env_server"], AliasModule)
+    assert isinstance(scope["env_server"].__loader__, Hook)
     assert scope["EnvClient"] is openenv_core.EnvClient
     # The paths of the first releases, beside our own.
     exec("from openenv_core.env_server.types import Action", scope)
@@ -218,7 +218,7 @@ def test_install_refuses_beside_the_released_package(
     monkeypatch.syspath_prepend(tmp_path)
     if name.startswith("openenv/"):  # a mere folder of that name is no package
         compat.install()
-        assert isinstance(importlib.import_module("openenv"), AliasModule)
+        assert isinstance(importlib.import_module("openenv").__loader__, Hook)
         assert find_spec("openenv.core") is not None
         compat.uninstall()
         importlib.invalidate_caches()
