@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from openenv_core.adapters.episode import dict_client
-from openenv_core.adapters.gymnasium import check_render_mode, find_picture, make_info
+from openenv_core.adapters.gymnasium import make_info
 from openenv_core.adapters.spaces import Fields
 from openenv_core.client.conversation import BatchReply
 from openenv_core.client.vector import VectorClient
@@ -88,7 +88,6 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
         num_envs: Number of sessions; without room for all of them the server opens none.
         autoreset_mode: When an episode that is over is reset, as in Gymnasium's vectors.
-        render_mode: "rgb_array" if the server renders; None otherwise.
         options: Further arguments of the client, such as `token`.
 
     Raises:
@@ -103,13 +102,11 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         num_envs: int,
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        render_mode: str | None = None,
         **options: Any,
     ) -> None:
         mode = AutoresetMode(autoreset_mode)
         self.num_envs = num_envs
-        self.render_mode = check_render_mode(render_mode)
-        self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": mode}
+        self.metadata = {"autoreset_mode": mode}
         self._autoreset = _MODES[mode]
         with dict_client(target, options) as (self._server, schema):
             self._actions = Fields(schema["action"])
@@ -199,16 +196,6 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         reply = shared_loop().run(self._client.recv)
         failed = [int(member) for member in reply.fields.get("errors", {})]
         return self._read(reply, [*reply.fields["members"], *failed])
-
-    def render(self) -> tuple[Any, ...] | None:
-        """Return an image of each environment, uint8 [height, width, 3]; None without a render mode."""
-        if self.render_mode is None:
-            return None
-        fields = self._request("state", {}).fields
-        for data in fields.get("errors", {}).values():
-            raise server_error(data)
-        states = dict(zip(fields["members"], fields["rows"], strict=True))
-        return tuple(find_picture(states[member]) for member in self._all_members)
 
     def close_extras(self, **_: Any) -> None:
         """End the sessions, and the server if this object started it."""

@@ -20,14 +20,9 @@ from openenv_core.compat.hook import Hook, NotProvidedError
 from openenv_core.compat.names import FORMER, RELEASED
 from openenv_core.errors import ConfigurationError
 
-__all__ = ["NotProvidedError", "check", "install", "installed", "released", "uninstall"]
+__all__ = ["NotProvidedError", "check", "install", "released"]
 
 _DISTRIBUTIONS: Final = ("openenv", "openenv-core")
-
-
-def installed() -> Hook | None:
-    """Return the installed hook, if any."""
-    return next((finder for finder in sys.meta_path if isinstance(finder, Hook)), None)
 
 
 def released() -> str | None:
@@ -66,23 +61,13 @@ def install() -> Hook:
 
     Installed packages add names by the entry points `ropewalk.compat`, as `servers` does those of the server's side.
 
-    Returns:
-        The hook, for `uninstall`.
-
     Raises:
         ConfigurationError: The released package is installed too.
     """
-    hook = installed()
+    hook = next((finder for finder in sys.meta_path if isinstance(finder, Hook)), None)
     if hook is None:
         check()
         hook = Hook()
         # First, so that a plain folder called "openenv" on the path is not imported as the package.
         sys.meta_path.insert(0, hook)
     return hook
-
-
-def uninstall() -> None:
-    """Remove the hook and the modules imported through it."""
-    if (hook := installed()) is not None:
-        sys.meta_path.remove(hook)
-        hook.forget()

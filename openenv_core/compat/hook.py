@@ -126,13 +126,3 @@ class Hook(MetaPathFinder, Loader):
             )
         vars(module)[name] = value
         return value
-
-    def forget(self) -> None:
-        """Remove the modules that were imported through this hook from `sys.modules`."""
-        for name, module in list(sys.modules.items()):
-            is_alias = getattr(getattr(module, "__spec__", None), "loader", None) is self
-            if is_alias or (name != getattr(module, "__name__", name) and module_for(name) is not None):
-                del sys.modules[name]
-                parent, _, child = name.rpartition(".")
-                if parent in sys.modules:
-                    sys.modules[parent].__dict__.pop(child, None)

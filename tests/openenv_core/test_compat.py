@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+from compat_hook import installed_hook, uninstall_hook
 from counter import Add, Count, Counter, CountState
 from fastapi import FastAPI
 from serving import ask, request, serving, socket_to
@@ -43,9 +44,9 @@ DOCS = ROOT / "docs" / "compatibility.md"
 
 @pytest.fixture(autouse=True)
 def _no_hook() -> Iterator[None]:
-    compat.uninstall()
+    uninstall_hook()
     yield
-    compat.uninstall()
+    uninstall_hook()
 
 
 @pytest.fixture
@@ -152,15 +153,15 @@ def test_names_exist_only_between_install_and_uninstall_and_hide_no_module_of_ou
     assert not {path.stem for path in (ROOT / "openenv_core").iterdir()} & set(FORMER_ROOTS)
     for name in ("openenv_core.types", "openenv_core", "openenvironment"):
         assert module_for(name) is None
-    assert compat.installed() is None
+    assert installed_hook() is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("openenv.core")
     hook = compat.install()
     assert compat.install() is hook
     importlib.import_module("openenv_core.env_server.types")
     importlib.import_module("openenv.core")
-    compat.uninstall()
-    assert compat.installed() is None
+    uninstall_hook()
+    assert installed_hook() is None
     assert not [name for name in sys.modules if name == "openenv" or name.startswith("openenv.")]
     assert not hasattr(openenv_core, "env_server")
     with pytest.raises(ModuleNotFoundError):
@@ -220,13 +221,13 @@ def test_install_refuses_beside_the_released_package(
         compat.install()
         assert isinstance(importlib.import_module("openenv").__loader__, Hook)
         assert find_spec("openenv.core") is not None
-        compat.uninstall()
+        uninstall_hook()
         importlib.invalidate_caches()
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigurationError, match=text) as caught:
         compat.install()
     assert "pip uninstall" in str(caught.value)
-    assert compat.installed() is None
+    assert installed_hook() is None
 
 
 @pytest.mark.slow
