@@ -5,7 +5,6 @@ of 0.1 share one session among all clients and ignore the id.
 """
 
 import asyncio
-import socket
 from collections import deque
 from typing import Final
 from uuid import uuid4
@@ -216,18 +215,15 @@ async def open_http(base_url: str, session_id: str | None, settings: ClientSetti
 
 def _make_client(base_url: str, settings: ClientSettings) -> httpx.AsyncClient:
     try:
-        transport = httpx.AsyncHTTPTransport(
+        return httpx.AsyncClient(
             verify=tls_context(),
             proxy=proxy_for(base_url),
-            socket_options=[(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)],  # a server may vanish silently
+            trust_env=False,
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
+            headers=settings.request_headers,
+            # No read timeout: the conversation has a deadline for each request.
+            timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
+            follow_redirects=False,  # a redirect could send the token to another host
         )
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
-    return httpx.AsyncClient(
-        transport=transport,
-        headers=settings.request_headers,
-        # No read timeout: the conversation has a deadline for each request.
-        timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
-        follow_redirects=False,  # a redirect could send the token to another host
-    )
