@@ -90,7 +90,6 @@ class Servers:
         )
         self._headers = headers or {}
         self._start: asyncio.Future[str] | None = None
-        self._aborted = False
         self._listed_at = float("-inf")
 
     def use_next(self) -> None:
@@ -161,7 +160,6 @@ class Servers:
 
     def abort_start(self) -> None:
         """Stop waiting for a start in progress; `stop` then ends the start."""
-        self._aborted = True
         if self._start is not None:
             self._start.cancel()
 
@@ -251,15 +249,16 @@ class Servers:
 
     async def _start_provider(self, provider: "Provider") -> str:
         """Start the server in a thread, and return its URL."""
-        self._start = start_in_thread(provider.start)
+        self._start = start = start_in_thread(provider.start)
         try:
-            return await self._start
+            await asyncio.wait({start})
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._aborted or task is None or task.cancelling():
-                raise
-            raise ClientClosedError(
-                "expected a server to start, but the client was closed meanwhile; make a new client"
-            ) from None
+            start.cancel()
+            raise
         finally:
             self._start = None
+        if start.cancelled():
+            raise ClientClosedError(
+                "expected a server to start, but the client was closed meanwhile; make a new client"
+            )
+        return start.result()
