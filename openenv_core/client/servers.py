@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MIN_RETRY_S: Final = 0.05
-_MAX_RETRY_S: Final = 1.0
-
 CAPACITY_TIMEOUT_S: Final = 1.0
 """How long a server may take to say how full it is."""
 
@@ -122,33 +119,29 @@ class Servers:
         if len(self.urls) > 1:
             await self._prefer_emptier()
         clock = asyncio.get_running_loop().time
-        retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
+        retry_until, backoff = clock() + retry_for_s, Backoff()
         are_new = False
         while True:
-            capacity_error: CapacityError | None = None
-            failed: ConnectionFailedError | None = None
+            errors: list[CapacityError | ConnectionFailedError] = []
             for _ in self.urls or ("",):
                 try:
                     return await connect()
-                except CapacityError as error:
-                    capacity_error = error
-                except ConnectionFailedError as error:
-                    failed = error
+                except (CapacityError, ConnectionFailedError) as error:
+                    errors.append(error)
                 _known_loads.pop(self.url or "", None)
                 self.use_next()
-            were_new = are_new
-            are_new = (
-                failed is not None or clock() > self._listed_at + LIST_INTERVAL_S
-            ) and await self._list()
+            full = [error for error in errors if isinstance(error, CapacityError)]
+            is_due = len(full) < len(errors) or clock() - self._listed_at > LIST_INTERVAL_S
+            were_new, are_new = are_new, is_due and await self._list()
             if are_new and not were_new:  # servers that fail as fast as new ones start are not tried for ever
                 continue
-            if capacity_error is not None:
-                await wait.pause(capacity_error)
+            if full:
+                await wait.pause(full[-1])
                 retry_until = clock() + retry_for_s
                 backoff.reset()
-            elif failed is not None:
-                if clock() + (pause_s := backoff.next_s()) > retry_until:
-                    raise failed
+            elif clock() + (pause_s := backoff.next_s()) > retry_until:
+                raise errors[-1]
+            else:
                 await asyncio.sleep(pause_s)
 
     async def explain(self, error: ClientError) -> ClientError:
