@@ -54,6 +54,7 @@ class HttpCarrier(Carrier):
         self._owns_session = session_id is None
         self._session_may_exist = False  # on the server, opened by this carrier
         self._settings = settings
+        self._max_message_bytes = settings.max_message_bytes
         self._stateful = False  # later requests reach the same environment
         self._frames: deque[bytes] = deque()
         self._sender: asyncio.Task[None] | None = None  # while there are frames
@@ -164,7 +165,7 @@ class HttpCarrier(Carrier):
             headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"
-        limit = self._settings.max_message_bytes
+        limit = self._max_message_bytes
         body = bytearray()
         try:
             async with self._client.stream(

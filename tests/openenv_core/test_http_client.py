@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -122,7 +121,7 @@ async def test_failed_session_is_closed_before_the_next_opens() -> None:
         async with CounterEnv(url, transport="http", max_message_size_mb=0.01) as env:
             await env.reset()
             carrier: Any = env._session.conversation.carrier  # type: ignore[union-attr]  # it is connected
-            carrier._settings = replace(carrier._settings, max_message_size_mb=1e-5)
+            carrier._max_message_bytes = 10
             with pytest.raises(ProtocolError, match="max_message_size_mb"):
                 await env.state()
             assert (await env.reset(seed=2)).observation.total == 2
