@@ -23,7 +23,7 @@ class Backoff:
         max_s: The longest pause, in seconds.
     """
 
-    def __init__(self, min_s: float, max_s: float) -> None:
+    def __init__(self, min_s: float = 0.05, max_s: float = 2.0) -> None:
         self._min_s, self._max_s = min_s, max_s
         self.reset()
 

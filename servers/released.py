@@ -1,17 +1,16 @@
 """The server's part of the released package's import paths, which `openenv_core.compat` installs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-from openenv_core.compat import Extra
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from servers.app import EnvironmentApp
 
-NAMES: Final[Extra] = {
+NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "openenv.core.env_server.http_server": {
         "create_app": "servers:create_app",
         "create_fastapi_app": "servers:create_fastapi_app",

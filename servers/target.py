@@ -22,7 +22,6 @@ from openenv_core.one_file import name_class
 from openenv_core.packages import ENVS, add_ours, hidden_by_ours, own_folder
 from openenv_core.targets import FORMS, TargetKind, importable_target, require_package, split_path
 from openenv_core.tracebacks import in_place
-from servers.released import NAMES
 
 APP: Final = "server.app:app"
 """Module and attribute of a folder's app, unless its manifest names others."""
@@ -58,7 +57,7 @@ def load_app(target: str) -> Any:
             installed too.
         Exception: Whatever the environment's own code raised on import.
     """
-    compat.install(NAMES)
+    compat.install()
     importlib.invalidate_caches()
     where = str(Path.cwd())
     if where not in sys.path:

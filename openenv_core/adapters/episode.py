@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import Any, Final, TypedDict
 
 import httpx
@@ -124,7 +123,10 @@ class TextEpisode:
 
     async def _read_schema(self) -> None:
         if self._acts is None:
-            schema = (await self._fetch_schema())["action"]
+            await self.connect()  # of several servers, to the one that is asked
+            url = str(self._client.base_url)
+            schemas = await fetch_schema(url, token=self.token, timeout_s=self.reset_timeout_s)
+            schema = schemas["action"]
             self._acts = not is_of_tools(schema)
             if self._acts:
                 self.tools = [_act_tool(schema)]
@@ -135,14 +137,6 @@ class TextEpisode:
     async def connect(self) -> None:
         """Open the session before the first reset. CapacityError: the server had no room for it in time."""
         await self._client.connect()
-
-    async def _fetch_schema(self) -> dict[str, Any]:
-        *fallbacks, last = [self.base_url] if isinstance(self.base_url, str) else self.base_url
-        fetch = partial(fetch_schema, token=self.token, timeout_s=self.reset_timeout_s)
-        for url in fallbacks:
-            with suppress(ConnectionFailedError):
-                return await fetch(url)
-        return await fetch(last)
 
     async def reset(self, **options: Any) -> str:
         """Start an episode and return its first observation as text.

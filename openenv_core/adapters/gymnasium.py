@@ -41,7 +41,11 @@ class ServedEnv(gymnasium.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as the base class declares it
 
     def __init__(self, target: str, *, render_mode: str | None = None, **options: Any) -> None:
-        self.render_mode = check_render_mode(render_mode)
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigurationError(
+                f"the render mode of a served environment is 'rgb_array' or None, not {render_mode!r}"
+            )
+        self.render_mode = render_mode
         with dict_client(target, options) as (self._client, schema):
             self._action = Fields(schema["action"])
             self._observation = Fields(schema["observation"])
@@ -86,8 +90,19 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         )
 
     def render(self) -> Any:
-        """Return an image of the episode's current state, uint8 [height, width, 3]; None without a render mode."""
-        return None if self.render_mode is None else find_picture(self._client.state())
+        """Return an image of the episode's current state, uint8 [height, width, 3]; None without a render mode.
+
+        Raises:
+            ConfigurationError: The server does not render.
+        """
+        if self.render_mode is None:
+            return None
+        from PIL import Image
+
+        frame = self._client.state().get("frame")
+        if frame is None:
+            raise ConfigurationError("the server does not render; serve it with a render mode of 'rgb_array'")
+        return np.asarray(Image.open(io.BytesIO(base64.urlsafe_b64decode(frame))).convert("RGB"))
 
     def close(self) -> None:
         """End the session, and the server if this object started it. Idempotent."""
@@ -95,29 +110,6 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
     def __enter__(self) -> Self:
         return self
-
-
-def check_render_mode(render_mode: str | None) -> str | None:
-    """Return the render mode; ConfigurationError if a served environment has no such mode."""
-    if render_mode not in (None, "rgb_array"):
-        raise ConfigurationError(
-            f"the render mode of a served environment is 'rgb_array' or None, not {render_mode!r}"
-        )
-    return render_mode
-
-
-def find_picture(state: Mapping[str, Any]) -> Any:
-    """Return the rendered image in a state, uint8 [height, width, 3].
-
-    Raises:
-        ConfigurationError: The server does not render.
-    """
-    from PIL import Image
-
-    frame = state.get("frame")
-    if frame is None:
-        raise ConfigurationError("the server does not render; serve it with a render mode of 'rgb_array'")
-    return np.asarray(Image.open(io.BytesIO(base64.urlsafe_b64decode(frame))).convert("RGB"))
 
 
 def _require_valid(result: StepResult[Any]) -> StepResult[Any]:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -90,19 +90,18 @@ class Fields:
         return {name: field.write(value[name]) for name, field in self.parts.items()}
 
 
-class FieldSpace:
+class FieldSpace(NamedTuple):
     """A field with its space and the conversion of its values from and to JSON.
 
-    Args:
+    Attributes:
         space: Space of the field's values.
         read: Decodes a value from JSON.
         write: Encodes a value as JSON.
     """
 
-    def __init__(self, space: Space[Any], read: Callable[[Any], Any], write: Callable[[Any], Any]) -> None:
-        self.space = space
-        self.read = read
-        self.write = write
+    space: Space[Any]
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
 
     @classmethod
     def declared(cls, space: Space[Any], schema: Mapping[str, Any] | None = None) -> Self:
@@ -358,14 +357,9 @@ _ENDS: Final = (("low", -math.inf), ("high", math.inf))
 
 def _bounds(bounds: "np.ndarray[Any, Any]") -> Any:
     """Return bounds as nested lists, or as one number if all are equal; None for infinite bounds."""
+    finite = np.where(np.isfinite(bounds), bounds, np.array(None))
     equal = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
-    return _replace_infinity((bounds.flat[0] if equal else bounds).tolist())
-
-
-def _replace_infinity(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_replace_infinity(item) for item in value]
-    return value if math.isfinite(value) else None
+    return finite.flat[0] if equal else finite.tolist()
 
 
 def _read_bounds(

@@ -400,29 +400,24 @@ def _to_method(function: Mapping[str, Any]) -> Callable[..., str]:
     def call(self: _TRLEnvironment, **arguments: Any) -> str:
         return self._call(name, arguments)
 
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    for key, subschema in sorted(properties.items(), key=lambda item: item[0] not in required):
-        default = inspect.Parameter.empty if key in required else subschema.get("default")
-        parameters.append(
-            inspect.Parameter(
-                key,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=default,
-                annotation=_python_type(subschema),
-            )
-        )
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    annotations = {key: _python_type(subschema) for key, subschema in properties.items()}
+    defaults = {key: subschema.get("default") for key, subschema in properties.items()}
+    defaults |= dict.fromkeys(required, inspect.Parameter.empty)
+    parameters = [
+        inspect.Parameter(key, kind, default=defaults[key], annotation=annotations[key])
+        for key in sorted(properties, key=lambda key: key not in required)
+    ]
     call.__name__ = call.__qualname__ = name
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters[1:]} | {
-        "return": str
-    }
-    call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
+    call.__annotations__ = {**annotations, "return": str}
+    signature = inspect.Signature([inspect.Parameter("self", kind), *parameters], return_annotation=str)
+    call.__signature__ = signature  # type: ignore[attr-defined]
     arguments_doc = "".join(
         f"    {key}: {_one_line(subschema.get('description') or key)}\n"
         for key, subschema in properties.items()
     )
-    call.__doc__ = f"{_one_line(function['description'] or name)}\n" + (
-        f"\nArgs:\n{arguments_doc}" if arguments_doc else ""
-    )
+    arguments_doc = arguments_doc and f"\nArgs:\n{arguments_doc}"
+    call.__doc__ = f"{_one_line(function['description'] or name)}\n{arguments_doc}"
     return call
 
 

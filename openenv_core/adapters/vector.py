@@ -10,7 +10,6 @@ All sessions share one connection, and a step of all is one frame each way. The 
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from openenv_core.adapters.episode import dict_client
-from openenv_core.adapters.gymnasium import check_render_mode, find_picture, make_info
+from openenv_core.adapters.gymnasium import make_info
 from openenv_core.adapters.spaces import Fields
 from openenv_core.client.conversation import BatchReply
 from openenv_core.client.vector import VectorClient
@@ -89,7 +88,6 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
         num_envs: Number of sessions; without room for all of them the server opens none.
         autoreset_mode: When an episode that is over is reset, as in Gymnasium's vectors.
-        render_mode: "rgb_array" if the server renders; None otherwise.
         options: Further arguments of the client, such as `token`.
 
     Raises:
@@ -104,13 +102,11 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         num_envs: int,
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        render_mode: str | None = None,
         **options: Any,
     ) -> None:
         mode = AutoresetMode(autoreset_mode)
         self.num_envs = num_envs
-        self.render_mode = check_render_mode(render_mode)
-        self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": mode}
+        self.metadata = {"autoreset_mode": mode}
         self._autoreset = _MODES[mode]
         with dict_client(target, options) as (self._server, schema):
             self._actions = Fields(schema["action"])
@@ -124,7 +120,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             # A vector may be dropped without a close, as Gymnasium's may.
             weakref.finalize(self, shared_loop().call_detached, self._client.close).atexit = False
         self._all_members = list(range(num_envs))
-        self._last_observations: Any = None  # for resets of some
+        self._last: VectorSteps | None = None  # of all, for resets of some
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -157,14 +153,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         if seeds is not None:
             fields["seeds"] = [seeds[member] for member in members]
         steps = self._read(self._request("reset", fields), members)
-        if mask is not None and self._last_observations is not None:
-            observations = self._iterate(deepcopy(self._last_observations), self.num_envs)
-            for member, observation in zip(
-                members, self._iterate(steps.observations, len(members)), strict=True
-            ):
-                observations[member] = observation
-            steps = steps._replace(observations=_make_batch(self.single_observation_space, observations))
-            self._last_observations = steps.observations
+        if mask is not None and self._last is not None:
+            steps = self._last = self._merge([self._last, steps], self._all_members, steps.infos)
         return steps.observations, steps.infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -205,18 +195,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         """
         reply = shared_loop().run(self._client.recv)
         failed = [int(member) for member in reply.fields.get("errors", {})]
-        return self._read([reply], [*reply.fields["members"], *failed])
-
-    def render(self) -> tuple[Any, ...] | None:
-        """Return an image of each environment, uint8 [height, width, 3]; None without a render mode."""
-        if self.render_mode is None:
-            return None
-        states: dict[int, Any] = {}
-        for reply in self._request("state", {}):
-            for data in reply.fields.get("errors", {}).values():
-                raise server_error(data)
-            states |= zip(reply.fields["members"], reply.fields["rows"], strict=True)
-        return tuple(find_picture(states[member]) for member in self._all_members)
+        return self._read(reply, [*reply.fields["members"], *failed])
 
     def close_extras(self, **_: Any) -> None:
         """End the sessions, and the server if this object started it."""
@@ -225,10 +204,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         finally:
             self._server.close()
 
-    def _request(
-        self, operation: str, fields: Mapping[str, Any], arrays: Sequence[Array] = ()
-    ) -> list[BatchReply]:
-        return shared_loop().run(self._client.ask, operation, arrays, **fields)
+    def _request(self, operation: str, fields: Mapping[str, Any], arrays: Sequence[Array] = ()) -> BatchReply:
+        return shared_loop().run(self._client.ask, operation, arrays, **fields)[-1]
 
     def _write(self, actions: Any, members: list[int], arrays: list[Array]) -> dict[str, Any]:
         """Return the header fields of a step: actions as columns if all their fields are arrays, else as rows."""
@@ -243,24 +220,20 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         actions_iter = iterate(batch_space(fields.space, len(members)), actions)
         return {"actions": [fields.write(action) for action in actions_iter], **options}
 
-    def _read(self, replies: Sequence[BatchReply], members: list[int]) -> VectorSteps:
-        """Combine replies into the steps of these members; MembersFailedError if some failed."""
+    def _read(self, reply: BatchReply, members: list[int]) -> VectorSteps:
+        """Return a reply's steps of these members; MembersFailedError if some failed."""
         errors: dict[int, OpenEnvError] = {}
         infos: dict[str, Any] = {}
-        parts = []
-        for reply in replies:
-            try:
-                parts.append(self._to_steps(reply, errors))
-                for member, info in self._iterate_infos(reply):
-                    infos = self._add_info(infos, info, member)
-            except (LookupError, TypeError, ValueError) as error:
-                raise ProtocolError(f"expected steps of {len(members)} environments: {error!r}") from error
-        if len(parts) == 1 and replies[0].fields["members"] == members:
-            steps = parts[0]._replace(infos=infos)
-        else:
-            steps = self._merge(parts, members, infos)
+        try:
+            for member, info in self._iterate_infos(reply):
+                infos = self._add_info(infos, info, member)
+            steps = self._to_steps(reply, errors)._replace(infos=infos)
+            if reply.fields["members"] != members:
+                steps = self._merge([steps], members, infos)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ProtocolError(f"expected steps of {len(members)} environments: {error!r}") from error
         if members is self._all_members:
-            self._last_observations = steps.observations
+            self._last = steps
         if errors:
             raise MembersFailedError(errors, steps)
         return steps
@@ -314,9 +287,9 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return batches[self._fields.single] if self._fields.single else batches
 
     def _merge(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
-        """Merge steps of several replies in the order of `members`; zeros for members without a step."""
+        """Merge steps in the order of `members`, later ones over earlier; zeros for members without a step."""
         space, count = self.single_observation_space, len(members)
-        observations = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
+        observations = self._iterate(create_empty_array(space, count, fn=np.zeros), count)
         rewards, (terminations, truncations) = np.zeros(count), np.zeros((2, count), np.bool_)
         positions = {member: position for position, member in enumerate(members)}
         for steps in parts:

@@ -91,13 +91,6 @@ class Carrier(ABC):
     def abort(self) -> None:
         """End the connection without waiting; remaining cleanup runs in the background. Idempotent."""
 
-    @abstractmethod
-    def abort_without_loop(self) -> None:
-        """Abort a connection whose event loop has closed.
-
-        Remaining cleanup runs on the running loop, where `close` waits for it.
-        """
-
     def _store(self, frame: bytes | bytearray) -> None:
         self._stored_frames.append(frame)
         self._frame_received.set()

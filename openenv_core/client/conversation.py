@@ -45,9 +45,6 @@ MAX_REFUSED_CONNECTS: Final = 4
 MAX_REFUSED_CONNECTS_ALONE: Final = 8
 """The same without another server: about four seconds, in which an ingress may restart."""
 
-_MIN_RETRY_S: Final = 0.05
-_MAX_RETRY_S: Final = 2.0
-
 
 class BatchReply(NamedTuple):
     """One reply frame of a request.
@@ -253,11 +250,6 @@ class Conversation:
         self._stop_resuming()
         self._abort_with(ConnectionLostError("the connection was broken off by this client"))
 
-    def abort_without_loop(self) -> None:
-        """Abort a conversation whose event loop has closed; `close` then waits for what runs on the current loop."""
-        self.error = self.error or ConnectionLostError("the event loop of the connection has closed")
-        self.carrier.abort_without_loop()
-
     async def close(self, *, end_session: bool) -> None:
         """End the connection in order; after an abort, wait until its cleanup has ended.
 
@@ -405,7 +397,7 @@ class Conversation:
     async def _resume(self, error: ClientError) -> None:
         """Resume the sessions over a new connection; if that fails, fail the pending requests."""
         lease_s = self._opening.settings.lease_s
-        backoff, refusals = Backoff(_MIN_RETRY_S, _MAX_RETRY_S), 0
+        backoff, refusals = Backoff(), 0
         reason: object
         try:
             async with asyncio.timeout(lease_s):

@@ -77,7 +77,7 @@ def waits_without_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[
     @wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> Any:
         client = cast("EnvClient[Any, Any, Any]", args[0])
-        try:  # not by `_running_loop`: each step comes here
+        try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return client._run(method, *args, **options)
@@ -293,8 +293,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: The client is already connected on an event loop, which a sync caller does not run.
         """
-        loop = self._session.loop
-        if self._thread is None and self.connected and loop is not None and not loop.is_closed():
+        if self._thread is None and self.connected:
             raise ConfigurationError(
                 "the client is already connected, so sync() comes too late; make a new client"
             )
@@ -479,17 +478,18 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 self._finalizer.detach()
 
     def __enter__(self) -> Self:
-        if _running_loop() is None:
-            try:
-                self._run(self.connect)
-            except BaseException:
-                self.__exit__()
-                raise
-            return self
-        raise TypeError(
-            f"expected `async with`, as an event loop runs here, got `with`; to wait without asyncio (in a notebook, "
-            f"too) write `with {type(self).__name__}(...).sync() as env:`"
-        )
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise TypeError(
+                f"expected `async with`, as an event loop runs here, got `with`; to wait without asyncio (in a "
+                f"notebook, too) write `with {type(self).__name__}(...).sync() as env:`"
+            )
+        try:
+            self._run(self.connect)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._run(self.close)
@@ -578,13 +578,6 @@ def _add_metadata(result: Any, payload: Mapping[str, Any]) -> None:
     """Add the metadata to a result, which `_parse_result` of released subclasses may omit."""
     if isinstance(result, StepResult) and result.metadata is None:
         result.metadata = payload.get("metadata")
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread, if any."""
-    with suppress(RuntimeError):
-        return asyncio.get_running_loop()
-    return None
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):

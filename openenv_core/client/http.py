@@ -5,10 +5,8 @@ of 0.1 share one session among all clients and ignore the id.
 """
 
 import asyncio
-import socket
-import sys
-from collections.abc import Coroutine
-from typing import Any, Final
+from collections import deque
+from typing import Final
 from uuid import uuid4
 
 import httpx
@@ -57,46 +55,30 @@ class HttpCarrier(Carrier):
         self._session_may_exist = False  # on the server, opened by this carrier
         self._settings = settings
         self._max_message_bytes = settings.max_message_bytes
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._last_task: asyncio.Task[None] | None = None
         self._stateful = False  # later requests reach the same environment
-        self._ended = False
+        self._frames: deque[bytes] = deque()
+        self._sender: asyncio.Task[None] | None = None  # while there are frames
+        self._ending: asyncio.Task[None] | None = None
 
     def send(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one frame after the reply to the previous one."""
-        if self._lost_error is not None:
-            return
-        request = http_request(frame, self._session_id, self._has_session)
-        if request.kind == "close":
-            self.abort()
-            return
-        self._session_may_exist = self._owns_session
-        self._last_task = self._start_task(self._answer_request(request, self._last_task))
+        self._frames.append(frame)
+        if self._sender is None and self._lost_error is None:
+            self._sender = self._loop.create_task(self._answer_frames())
 
     async def close(self) -> None:
         """Cancel requests in progress, and wait until the session has ended and the connection is closed."""
         self.abort()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks := [task for task in (self._sender, self._ending) if task is not None]:
+            await asyncio.wait(tasks)
 
     def abort(self) -> None:
         """Cancel requests in progress, and begin to end the session and close the connection."""
         self._mark_lost(ConnectionLostError("the connection was closed by this client"))
-        if self._ended:
-            return
-        self._ended = True
-        for task in self._tasks:
-            task.cancel()
-        self._start_task(self._end_session())
-
-    def abort_without_loop(self) -> None:
-        """Begin to end the session on the running event loop: a closed connection does not end it."""
-        self._loop, self._listener = asyncio.get_running_loop(), None
-        self._tasks.clear()
-        # The old client's connections belong to the old loop.
-        self._client = _make_client(self._base_url, self._settings)
-        self._ended = False
-        self.abort()
+        if self._sender is not None:
+            self._sender.cancel()
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._end_session())
 
     async def probe(self) -> None:
         """Check that the server answers and accepts this client.
@@ -109,15 +91,16 @@ class HttpCarrier(Carrier):
             raise refusal(self._base_url, status, headers, detail_text(body), socket=False)
         self.deterministic = headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
 
-    async def _answer_request(self, request: HttpRequest, previous: "asyncio.Task[None] | None") -> None:
-        if previous is not None:
-            await asyncio.wait({previous})
-        if self._lost_error is not None:
-            return
+    async def _answer_frames(self) -> None:
         try:
-            self._on_frame(await self._exchange(request))
+            while self._frames:
+                request = http_request(self._frames.popleft(), self._session_id, self._has_session)
+                self._session_may_exist = self._owns_session
+                self._on_frame(await self._exchange(request))
         except ClientError as error:
             self._mark_lost(error)
+        finally:
+            self._sender = None
 
     @property
     def _has_session(self) -> bool:
@@ -163,12 +146,6 @@ class HttpCarrier(Carrier):
                     'a new environment for each request; use transport="websocket"'
                 )
         self._stateful = True
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _end_session(self) -> None:
         """End the session, if the server has a route for that, and close the connection."""
@@ -239,34 +216,15 @@ async def open_http(base_url: str, session_id: str | None, settings: ClientSetti
 
 def _make_client(base_url: str, settings: ClientSettings) -> httpx.AsyncClient:
     try:
-        transport = httpx.AsyncHTTPTransport(
+        return httpx.AsyncClient(
             verify=tls_context(),
             proxy=proxy_for(base_url),
-            socket_options=_keepalive_options(settings),
+            trust_env=False,
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
+            headers=settings.request_headers,
+            # No read timeout: the conversation has a deadline for each request.
+            timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
+            follow_redirects=False,  # a redirect could send the token to another host
         )
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
-    return httpx.AsyncClient(
-        transport=transport,
-        headers=settings.request_headers,
-        # No read timeout: the conversation has a deadline for each request.
-        timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
-        follow_redirects=False,  # a redirect could send the token to another host
-    )
-
-
-def _keepalive_options(settings: ClientSettings) -> list[tuple[int, int, int]]:
-    """Return socket options for TCP keepalive, which detects a dead server as pings do on a WebSocket."""
-    if settings.websocket_ping_interval_s is None:
-        return []
-    socket_options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-    if sys.platform == "linux":
-        probes = 3  # unanswered ones until the connection is lost
-        timeout_s = settings.websocket_ping_timeout_s or settings.websocket_ping_interval_s
-        socket_options += [
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(settings.websocket_ping_interval_s))),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(timeout_s / probes))),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
-        ]
-    return socket_options

@@ -12,7 +12,6 @@ from pydantic_core import from_json
 
 from openenv_core.client.carrier import SESSION_ENDED
 from openenv_core.errors import (
-    CapacityError,
     ClientError,
     ConnectionFailedError,
     ConnectionLostError,
@@ -35,7 +34,6 @@ MAX_LOSSES: Final = 3
 """Connections that may break during one request, which may be what kills the servers."""
 
 NOT_BEGUN: Final = "no reset has begun it"
-CLOSED: Final = "this client has closed the session"
 _NOT_DECLARED: Final = "the server does not say that its environment is deterministic (DETERMINISTIC = True)"
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
@@ -56,7 +54,7 @@ class Journal:
         obstacle: Why the episode cannot be replayed; None if it can.
     """
 
-    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "obstacle")
+    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "attached", "obstacle")
 
     def __init__(self, *, attached: bool = False) -> None:
         self.attached = attached
@@ -65,7 +63,6 @@ class Journal:
         self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
         self._bytes = self._digested = 0
         self._deterministic = False
-        self._seeds: Any = None  # the caller's last seed, or the generator of those drawn since
 
     def clear(self, obstacle: str = NOT_BEGUN) -> None:
         """Discard the episode."""
@@ -76,8 +73,6 @@ class Journal:
     def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
         """Return the options of a reset; for a deterministic environment with a seed and an episode id added.
 
-        Drawn seeds follow from the caller's last one, so a series of episodes is repeatable too.
-
         Args:
             options: The caller's options.
             deterministic: The server declares its environment deterministic.
@@ -85,16 +80,8 @@ class Journal:
         self._deterministic = deterministic
         if not deterministic:
             return options
-        if (seed := options.get("seed")) is not None:
-            self._seeds = seed
-        else:
-            if not isinstance(self._seeds, random.Random):
-                self._seeds = random.Random(self._seeds if isinstance(self._seeds, int) else None)
-            seed = self._seeds.getrandbits(_SEED_BITS)
-        added = {"seed": seed}
-        if options.get("episode_id") is None:
-            added["episode_id"] = str(uuid4())
-        return {**options, **added}
+        given = {name: value for name, value in options.items() if value is not None}
+        return {**options, "seed": random.getrandbits(_SEED_BITS), "episode_id": str(uuid4()), **given}
 
     def record_reset(self, frame: bytes, call: "PendingCall") -> None:
         """Record the reset that began an episode."""
@@ -123,9 +110,7 @@ class Journal:
         if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
             self._shrink()
 
-    def record_loss(
-        self, error: ClientError, losses: int, servers: int, *, fresh: bool
-    ) -> ClientError | None:
+    def record_loss(self, error: ClientError, losses: int, *, fresh: bool) -> ClientError | None:
         """Record that the session was lost; return the error to raise, or None to repeat the request in another one.
 
         Discards the episode if the request is a reset, or if this loss makes a replay impossible.
@@ -133,15 +118,12 @@ class Journal:
         Args:
             error: Why the session is over.
             losses: Number of sessions lost during this request.
-            servers: Number of servers the client knows.
             fresh: The request is a reset.
         """
-        if isinstance(error, CapacityError) and fresh and losses < servers:
-            return None  # released servers report a lack of room only once the session is used
         obstacle, disconnected = self.obstacle, isinstance(error, ConnectionFailedError | ConnectionLostError)
         if fresh or not disconnected:
-            self.clear(CLOSED if obstacle == CLOSED else NOT_BEGUN)
-        if not disconnected or self.attached or obstacle == CLOSED:
+            self.clear()
+        if not disconnected or self.attached:
             return error
         if losses < MAX_LOSSES and (self._deterministic if fresh else obstacle is None):
             return None

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MIN_RETRY_S: Final = 0.05
-_MAX_RETRY_S: Final = 1.0
-
 CAPACITY_TIMEOUT_S: Final = 1.0
 """How long a server may take to say how full it is."""
 
@@ -90,7 +87,6 @@ class Servers:
         )
         self._headers = headers or {}
         self._start: asyncio.Future[str] | None = None
-        self._aborted = False
         self._listed_at = float("-inf")
 
     def use_next(self) -> None:
@@ -123,33 +119,29 @@ class Servers:
         if len(self.urls) > 1:
             await self._prefer_emptier()
         clock = asyncio.get_running_loop().time
-        retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
+        retry_until, backoff = clock() + retry_for_s, Backoff()
         are_new = False
         while True:
-            capacity_error: CapacityError | None = None
-            failed: ConnectionFailedError | None = None
+            errors: list[CapacityError | ConnectionFailedError] = []
             for _ in self.urls or ("",):
                 try:
                     return await connect()
-                except CapacityError as error:
-                    capacity_error = error
-                except ConnectionFailedError as error:
-                    failed = error
+                except (CapacityError, ConnectionFailedError) as error:
+                    errors.append(error)
                 _known_loads.pop(self.url or "", None)
                 self.use_next()
-            were_new = are_new
-            are_new = (
-                failed is not None or clock() > self._listed_at + LIST_INTERVAL_S
-            ) and await self._list()
+            full = [error for error in errors if isinstance(error, CapacityError)]
+            is_due = len(full) < len(errors) or clock() - self._listed_at > LIST_INTERVAL_S
+            were_new, are_new = are_new, is_due and await self._list()
             if are_new and not were_new:  # servers that fail as fast as new ones start are not tried for ever
                 continue
-            if capacity_error is not None:
-                await wait.pause(capacity_error)
+            if full:
+                await wait.pause(full[-1])
                 retry_until = clock() + retry_for_s
                 backoff.reset()
-            elif failed is not None:
-                if clock() + (pause_s := backoff.next_s()) > retry_until:
-                    raise failed
+            elif clock() + (pause_s := backoff.next_s()) > retry_until:
+                raise errors[-1]
+            else:
                 await asyncio.sleep(pause_s)
 
     async def explain(self, error: ClientError) -> ClientError:
@@ -161,13 +153,8 @@ class Servers:
 
     def abort_start(self) -> None:
         """Stop waiting for a start in progress; `stop` then ends the start."""
-        self._aborted = True
         if self._start is not None:
             self._start.cancel()
-
-    def forget_start(self) -> None:
-        """Forget a start in progress, whose event loop has closed."""
-        self._start = None
 
     async def stop(self) -> None:
         """Stop the provider's server, if there is one."""
@@ -255,16 +242,16 @@ class Servers:
 
     async def _start_provider(self, provider: "Provider") -> str:
         """Start the server in a thread, and return its URL."""
-        self._start = starting = start_in_thread(provider.start)
+        self._start = start = start_in_thread(provider.start)
         try:
-            return await starting
+            await asyncio.wait({start})
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._aborted or task is None or task.cancelling():
-                raise
+            start.cancel()
+            raise
+        finally:
+            self._start = None
+        if start.cancelled():
             raise ClientClosedError(
                 "expected a server to start, but the client was closed meanwhile; make a new client"
-            ) from None
-        finally:
-            if self._start is starting:  # a later loop may have started another
-                self._start = None
+            )
+        return start.result()

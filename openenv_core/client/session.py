@@ -152,15 +152,14 @@ class ClientSession:
             losses, journal, state = 0, self.journal, self.state
             answered = isinstance(state, Open) and state.answered
             self._wait = None if answered else SlotWait(self.settings.queue_timeout_s)
-            is_complete = reset is None
             while True:
                 state = self.state
                 if not isinstance(state, Open):
                     state = await self._open(fresh=reset is not None)
                 conversation = state.conversation
-                if reset is not None and not is_complete:  # once: the seed that it draws is one of a series
-                    reset, is_complete = journal.complete(reset, conversation.carrier.deterministic), True
-                    frame = encode_request("reset", reset)
+                if reset is not None:
+                    options = journal.complete(reset, conversation.carrier.deterministic)
+                    frame = encode_request("reset", options)
                 call = None
                 try:
                     call = conversation.send(frame)
@@ -214,6 +213,9 @@ class ClientSession:
     async def close(self) -> None:
         """End the session, its children, and the server of the provider. Idempotent."""
         try:
+            if self.loop is not None and self.loop.is_closed():  # the connections have ended with it
+                self.state = Closed(for_good=True)
+                return
             self._bind_loop()
             self._leave(Closed(for_good=True))
             self.servers.abort_start()
@@ -335,7 +337,7 @@ class ClientSession:
             self.servers.use_next()
             await self._wait.pause(error, len(self.servers.urls))
             return losses
-        lost = self.journal.record_loss(error, losses + 1, len(self.servers.urls), fresh=fresh)
+        lost = self.journal.record_loss(error, losses + 1, fresh=fresh)
         if lost is not None:
             self._lose(str(lost))
             raise await self.servers.explain(lost) from None
@@ -378,25 +380,14 @@ class ClientSession:
             raise ClientClosedError("this client is closed; make a new one")
 
     def _bind_loop(self) -> None:
-        """Bind the session to the running event loop; one of an earlier loop, which has closed, is lost."""
+        """Bind the session to the running event loop, on which its connections are."""
         loop = asyncio.get_running_loop()
         if self.loop is not None and self.loop is not loop:
-            if not self.loop.is_closed():
-                raise ConfigurationError(
-                    "expected every call of a client on one event loop, got a second loop; make a client for each. "
-                    "(A client that was first called where no loop runs, or by sync(), has a loop of its own.)"
-                )
-            self._lock = asyncio.Lock()  # tasks of the old loop may still wait for the old lock
-            self.servers.forget_start()
-            if (conversation := self.conversation) is not None:
-                self.journal.clear()
-                self._ending = conversation
-                self.state = Lost(
-                    "expected the event loop that the client connected on, but it has closed, and the session "
-                    "with it; keep to one asyncio.run(), or use sync()"
-                )
-            if self._ending is not None:
-                self._ending.abort_without_loop()  # or the server would keep the session and its slot
+            raise ConfigurationError(
+                "expected every call of a client on one event loop, got a second loop; make a client for each, as for "
+                "each asyncio.run(). (A client that was first called where no loop runs, or by sync(), has a loop of "
+                "its own.)"
+            )
         self.loop = loop
 
 

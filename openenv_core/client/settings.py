@@ -36,7 +36,13 @@ class ClientSettings:
     queue_timeout_s: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", _read_mode(self.mode))
+        mode = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if self.mode is None else self.mode
+        if mode.lower() not in ("simulation", "production"):
+            raise ConfigurationError(
+                f"expected mode to be 'simulation' or 'production', got {mode!r}; change the argument, or the "
+                "environment variable OPENENV_CLIENT_MODE"
+            )
+        object.__setattr__(self, "mode", mode.lower())
         if self.transport not in ("websocket", "http"):
             raise ConfigurationError(
                 f"expected transport to be 'websocket' or 'http', got {self.transport!r}"
@@ -63,17 +69,6 @@ class ClientSettings:
         accepts_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
         names = (each.name for each in fields(self))
         return {name: getattr(self, name) for name in names if accepts_any or name in parameters}
-
-
-def _read_mode(mode: str | None) -> str:
-    """Return the mode; None takes it from OPENENV_CLIENT_MODE, else "simulation". ConfigurationError if unknown."""
-    name = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if mode is None else mode
-    if (lower := name.lower()) not in ("simulation", "production"):
-        raise ConfigurationError(
-            f"expected mode to be 'simulation' or 'production', got {name!r}; "
-            f"change the argument, or the environment variable OPENENV_CLIENT_MODE"
-        )
-    return lower
 
 
 def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:

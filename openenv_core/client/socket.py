@@ -19,13 +19,11 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import Carrier, refusal, unreachable_error
 from openenv_core.client.settings import ClientSettings
-from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
+from openenv_core.errors import ClientError, ConnectionLostError
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.frames import detail_text
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, redact_url
 from openenv_core.proxies import proxy_for
-
-MAX_REDIRECTS: Final = 5
 
 LINGER_S: Final = 1.0
 """Seconds for a server to confirm the close of an aborted connection."""
@@ -38,8 +36,8 @@ _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
 
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
+_RESET_HINT: Final = "call reset() to start a new session"
 _GOING_AWAY = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
-_REDIRECTS = (301, 302, 303, 307, 308)
 
 # Our errors say what picows logs; without a handler it would also be printed to stderr.
 _logger = logging.getLogger("openenv_core.client.socket")
@@ -62,9 +60,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._disconnected = self._loop.create_future()
         self._message_parts: bytearray | None = None
         self._text = True
-        self._has_received = True
-        self._pinged_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._has_received = True  # since `_keep_alive` has looked
+        self._keepalive: asyncio.Task[None] | None = None
         self._linger_task: asyncio.Task[Any] | None = None
 
     # Carrier
@@ -108,23 +105,13 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         # Also if the event loop ends before the task has begun.
         self._linger_task.add_done_callback(lambda _: transport.disconnect(graceful=False))
 
-    def abort_without_loop(self) -> None:
-        """Close the connection without its event loop, which has closed, so that the server ends the session."""
-        transport, self._transport = self._transport, None
-        self._loop, self._listener = asyncio.get_running_loop(), None
-        self._disconnected = self._loop.create_future()
-        self._disconnected.set_result(None)
-        if transport is not None:
-            # A transport needs its loop to close the socket. uvloop has closed all sockets already, and raises.
-            with suppress(OSError, TypeError):
-                _write_close(transport).shutdown(socket.SHUT_RDWR)
-
     # Callbacks of picows
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         """Keep the transport, and start the keepalive."""
         self._transport = transport
-        self._watch_silence()
+        if (interval_s := self._settings.websocket_ping_interval_s) is not None:
+            self._keepalive = self._loop.create_task(self._keep_alive(transport, interval_s))
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         """Handle a frame, whose memory is valid until this returns."""
@@ -166,8 +153,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         """Record the end of the connection."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._keepalive is not None:
+            self._keepalive.cancel()
         self._mark_lost(ConnectionLostError(_close_reason(transport)), broken=True)
         if not self._disconnected.done():
             self._disconnected.set_result(None)
@@ -193,41 +180,26 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._mark_lost(ConnectionLostError(_violation_text(problem)))
         return picows.WSProtocolError(code, problem)
 
-    def _watch_silence(self) -> None:
-        """Check after `websocket_ping_interval_s` whether anything was received."""
-        self._has_received = False
-        interval = self._settings.websocket_ping_interval_s
-        if interval is not None and self._lost_error is None:
-            self._timer = self._loop.call_later(interval, self._ping_if_silent)
+    async def _keep_alive(self, transport: WSTransport, interval_s: float) -> None:
+        """Ping the server after each interval of silence; the connection is lost if it does not answer in time."""
+        timeout_s = self._settings.websocket_ping_timeout_s
+        while self._lost_error is None:
+            self._has_received = False
+            await asyncio.sleep(interval_s)
+            if self._has_received:
+                continue
+            transport.send_ping()
+            pinged_at = self._loop.time()
+            if timeout_s is None:
+                continue
+            await asyncio.sleep(timeout_s)
+            if not self._has_received and not self._is_receiving(transport, pinged_at):
+                problem = f"expected the server to answer a ping within {timeout_s:g} s, got nothing"
+                error = ConnectionLostError(f"{problem}: it is gone, or cut off; {_RESET_HINT}")
+                self._mark_lost(error, broken=True)
+                self.abort()
 
-    def _ping_if_silent(self) -> None:
-        if self._has_received:
-            self._watch_silence()
-            return
-        assert self._transport is not None
-        self._transport.send_ping()
-        self._pinged_at = self._loop.time()
-        timeout = self._settings.websocket_ping_timeout_s
-        if timeout is None:
-            self._watch_silence()
-        else:
-            self._timer = self._loop.call_later(timeout, self._check_answered)
-
-    def _check_answered(self) -> None:
-        if self._has_received or self._is_receiving():
-            self._watch_silence()
-            return
-        timeout = self._settings.websocket_ping_timeout_s
-        self._mark_lost(
-            ConnectionLostError(
-                f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
-                "off; call reset() to start a new session"
-            ),
-            broken=True,
-        )
-        self.abort()
-
-    def _is_receiving(self) -> bool:
+    def _is_receiving(self, transport: WSTransport, pinged_at: float) -> bool:
         """Whether bytes have arrived since the ping that are not a whole frame yet.
 
         They are part of a long message ahead of the pong; or the pong itself, unread because the thread was busy: not
@@ -235,15 +207,14 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """
         if sys.platform != "linux":
             return False
-        assert self._transport is not None
-        raw = self._transport.underlying_transport.get_extra_info("socket")
+        raw = transport.underlying_transport.get_extra_info("socket")
         try:
             with socket.socket(fileno=os.dup(raw.fileno())) as duplicate:
                 info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
             (silence_ms,) = _LAST_DATA_RECEIVED.unpack(info)
         except (OSError, struct.error):  # not a TCP connection, or an old kernel
             return False
-        return bool(silence_ms / 1000 < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S)
+        return bool(silence_ms / 1000 < self._loop.time() - pinged_at + CLOCK_TOLERANCE_S)
 
 
 async def open_socket(url: str, settings: ClientSettings) -> WebSocketCarrier:
@@ -255,17 +226,11 @@ async def open_socket(url: str, settings: ClientSettings) -> WebSocketCarrier:
         CapacityError: The server is full.
         ConnectionFailedError: Nothing answered in time, or what answered is not a WebSocket server.
     """
-    target = url
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
-            for _ in range(MAX_REDIRECTS):
-                try:
-                    return await _connect(target, settings)
-                except picows.WSInvalidStatusError as error:
-                    target = _redirect_target(target, error)
-            raise ConnectionFailedError(
-                f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
-            )
+            return await _connect(url, settings)
+    except picows.WSInvalidStatusError as error:
+        raise _handshake_refusal(url, error) from None
     except TimeoutError:
         raise unreachable_error(url, f"no answer within {settings.connect_timeout_s:g} s") from None
     except ClientError:
@@ -299,15 +264,11 @@ async def _connect(url: str, settings: ClientSettings) -> WebSocketCarrier:
             use_aiofastnet=False,
         )
     except BaseException:
-        # picows leaves a connection open if its handshake is cancelled. At the end of the stream its transport closes
-        # it; a connection that was reset before it had a transport is closed below.
-        for raw in opened:
+        for raw in (
+            opened
+        ):  # picows leaves it open if its handshake is cancelled; at the end of the stream it closes
             with suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
-        for _ in opened * 3:  # so that the end is read, and the transport closes
-            await asyncio.sleep(0)
-        for raw in opened:
-            raw.close()
         raise
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")
@@ -322,21 +283,18 @@ _CLOSE_FRAME: Final = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
 """A client's close frame: code 1000, masked with zeros."""
 
 
-def _write_close(transport: WSTransport) -> socket.socket:
-    """Write a close frame to the socket, bypassing an ended event loop, unless it is encrypted; return the socket."""
-    underlying = transport.underlying_transport
-    raw: socket.socket = underlying.get_extra_info("socket")
-    if underlying.get_extra_info("ssl_object") is None:
-        os.write(raw.fileno(), _CLOSE_FRAME)
-    return raw
-
-
 def _close_all() -> None:
-    """Close all connections at the process's exit, or the servers would keep their sessions for resuming."""
+    """Close all connections at the process's exit, or the servers would keep their sessions for resuming.
+
+    The event loops have ended, so the frame is written to the socket itself, unless it is encrypted.
+    """
     for carrier in _open:
-        if carrier._transport is not None and not carrier._transport.is_disconnected:
+        if carrier._transport is None or carrier._transport.is_disconnected:
+            continue
+        underlying = carrier._transport.underlying_transport
+        if underlying.get_extra_info("ssl_object") is None:
             with suppress(OSError, TypeError):
-                _write_close(carrier._transport)
+                os.write(underlying.get_extra_info("socket").fileno(), _CLOSE_FRAME)
 
 
 atexit.register(_close_all)
@@ -353,18 +311,16 @@ async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, address in addresses:
         raw = socket.socket(family, kind, protocol)
+        raw.setblocking(False)
         try:
-            raw.setblocking(False)
             async with asyncio.timeout(timeout_s / len(addresses)):
                 await loop.sock_connect(raw, address)
-        except OSError as error:  # TimeoutError is one
-            raw.close()
-            failure = error
-        except BaseException:
-            raw.close()
-            raise
-        else:
             return raw
+        except BaseException as error:
+            raw.close()
+            if not isinstance(error, OSError):  # TimeoutError is one
+                raise
+            failure = error
     raise failure or OSError(f"no address of {host!r}")
 
 
@@ -380,29 +336,18 @@ def _extract_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dic
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), merged
 
 
-def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
-    """Return the target of a redirect to the same host; other hosts must not get the headers.
+def _handshake_refusal(url: str, error: picows.WSInvalidStatusError) -> ClientError:
+    """Return the error for a response that refuses the handshake.
 
-    Raises:
-        ClientError: The response is not a redirect, or one to another host.
+    Redirects are refused: another host must not get the headers.
     """
     response = error.response
     assert response is not None
-    status = int(response.status)
-    location = response.headers.get("Location")
-    if status not in _REDIRECTS or location is None:
-        detail = detail_text(error.raw_body) if error.raw_body else ""
-        raise refusal(url, status, response.headers, detail, socket=True) from None
-    destination = urljoin(url, location)
-    parts = urlsplit(destination)
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    requested = urlsplit(url)
-    if parts.hostname != requested.hostname or scheme not in (requested.scheme, "wss"):
-        raise ConnectionFailedError(
-            f"expected an OpenEnv server at {redact_url(url)}, got a redirect to {redact_url(destination)}; use that "
-            "URL if you trust it"
-        ) from None
-    return urlunsplit(parts._replace(scheme=scheme, fragment=""))
+    status, location = int(response.status), response.headers.get("Location")
+    if 300 <= status < 400 and location is not None:
+        return unreachable_error(url, f"a redirect to {redact_url(urljoin(url, location))}")
+    detail = detail_text(error.raw_body) if error.raw_body else ""
+    return refusal(url, status, response.headers, detail, socket=True)
 
 
 def _close_reason(transport: WSTransport) -> str:
@@ -411,23 +356,17 @@ def _close_reason(transport: WSTransport) -> str:
     sent, recv = (None, None) if handshake is None else (handshake.sent, handshake.recv)
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
         return _violation_text(sent.reason)
-    if recv is not None:
-        # An IntEnum, whatever the stubs say; unknown codes become members as well.
-        code = "without a code" if recv.code is WSCloseCode.NO_INFO else f"close code {int(recv.code.value)}"
-        code_text = f"{code}{f': {recv.reason}' if recv.reason else ''}"
-        if recv.code in _GOING_AWAY:
-            return (
-                f"expected a reply, but the server is going away ({code_text}); call reset() to start a new session, "
-                "on another server or when this one is back"
-            )
+    if recv is None:
         return (
-            f"expected a reply, but the server closed the connection ({code_text}); "
-            "call reset() to start a new session"
+            f"expected a reply, but the connection is closed (it broke without a close frame); {_RESET_HINT}"
         )
-    return (
-        "expected a reply, but the connection is closed (it broke without a close frame); "
-        "call reset() to start a new session"
-    )
+    # An IntEnum, whatever the stubs say; unknown codes become members as well.
+    code = "without a code" if recv.code is WSCloseCode.NO_INFO else f"close code {int(recv.code.value)}"
+    code_text = f"({code}{f': {recv.reason}' if recv.reason else ''})"
+    if recv.code in _GOING_AWAY:
+        hint = f"{_RESET_HINT}, on another server or when this one is back"
+        return f"expected a reply, but the server is going away {code_text}; {hint}"
+    return f"expected a reply, but the server closed the connection {code_text}; {_RESET_HINT}"
 
 
 def _violation_text(problem: str) -> str:

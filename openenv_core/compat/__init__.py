@@ -16,18 +16,13 @@ from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Final
 
-from openenv_core.compat.hook import Extra, Hook, NotProvidedError
+from openenv_core.compat.hook import Hook, NotProvidedError
 from openenv_core.compat.names import FORMER, RELEASED
 from openenv_core.errors import ConfigurationError
 
-__all__ = ["Extra", "NotProvidedError", "check", "install", "installed", "released", "uninstall"]
+__all__ = ["NotProvidedError", "check", "install", "released"]
 
 _DISTRIBUTIONS: Final = ("openenv", "openenv-core")
-
-
-def installed() -> Hook | None:
-    """Return the installed hook, if any."""
-    return next((finder for finder in sys.meta_path if isinstance(finder, Hook)), None)
 
 
 def released() -> str | None:
@@ -61,32 +56,18 @@ def check() -> None:
         )
 
 
-def install(extra: Extra | None = None) -> Hook:
+def install() -> Hook:
     """Provide the released package's import paths from now on.
 
-    Args:
-        extra: Names in addition to those of the table and of installed packages (the entry points
-            `ropewalk.compat`, through which `servers` provides the server's side), by released module, each as
-            `module:attribute` or as the object. A second call adds to the names of the first.
-
-    Returns:
-        The hook, for `uninstall`.
+    Installed packages add names by the entry points `ropewalk.compat`, as `servers` does those of the server's side.
 
     Raises:
         ConfigurationError: The released package is installed too.
     """
-    hook = installed()
+    hook = next((finder for finder in sys.meta_path if isinstance(finder, Hook)), None)
     if hook is None:
         check()
-        hook = Hook({})
+        hook = Hook()
         # First, so that a plain folder called "openenv" on the path is not imported as the package.
         sys.meta_path.insert(0, hook)
-    hook.add(extra or {})
     return hook
-
-
-def uninstall() -> None:
-    """Remove the hook and the modules imported through it."""
-    if (hook := installed()) is not None:
-        sys.meta_path.remove(hook)
-        hook.forget()

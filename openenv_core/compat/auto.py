@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
@@ -19,13 +20,11 @@ from openenv_core.types import Action
 _SPACE = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/spaces/)?(?P<id>[\w.-]+/[\w.-]+)/?")
 
 
-def _describe(name: str, distributions: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Return what an environment's manifest and distribution say, without importing its code.
+_distributions = cache(packages_distributions)  # reads the records of all that is installed
 
-    Args:
-        name: The environment's name.
-        distributions: Names of distributions by the packages that they bring.
-    """
+
+def _describe(name: str) -> dict[str, Any]:
+    """Return what an environment's manifest and distribution say, without importing its code."""
     package = require_package(name)
     folder = folder_of(package)
     assert folder is not None
@@ -33,7 +32,7 @@ def _describe(name: str, distributions: Mapping[str, list[str]]) -> dict[str, An
         keys = read_keys(folder)
     except ManifestError:  # a listing shows broken environments too
         keys = {}
-    distribution = next(iter(distributions.get(package.partition(".")[0], ())), None)
+    distribution = next(iter(_distributions().get(package.partition(".")[0], ())), None)
     key = package.rpartition(".")[2].removesuffix("_env")
     return {
         "env_key": key,
@@ -66,8 +65,7 @@ def _action_type(client: type[EnvClient[Any, Any, Any]]) -> type[Action] | None:
 
 def _print_all(what: str, about: Callable[[dict[str, Any]], str]) -> None:
     """Print one line about each environment, sorted by name."""
-    distributions = packages_distributions()
-    described = [_describe(package.rpartition(".")[2], distributions) for package in environment_packages()]
+    described = [_describe(package.rpartition(".")[2]) for package in environment_packages()]
     described.sort(key=lambda each: str(each["env_key"]))
     lines = [f"  {environment['env_key']:<20} {about(environment)}" for environment in described]
     sys.stdout.write("\n".join([f"Available {what}:", *lines, f"Total: {len(lines)}", ""]))
@@ -114,17 +112,12 @@ class AutoEnv:
         space = _SPACE.fullmatch(name)
         if space is not None:
             base_url = base_url or f"https://{space_label(space['id'])}.hf.space"
-            client: type[EnvClient[Any, Any, Any]] = GenericEnvClient
-        else:
-            client = GenericEnvClient if skip_install else client_class(name)
-        if docker_image is not None:
+        client = GenericEnvClient if skip_install or space is not None else client_class(name)
+        if docker_image is not None or base_url is None:  # a server starts
             options |= {"env_vars": env_vars or {}, "start_timeout_s": wait_timeout}
-            made = client.from_docker_image(docker_image, provider=container_provider, **options)
-        elif base_url is not None:
-            made = make(base_url, client=client, **options)
-        else:
-            made = make(name, client=client, env_vars=env_vars, start_timeout_s=wait_timeout, **options)
-        return made.async_client
+        if docker_image is not None:
+            return client.from_docker_image(docker_image, provider=container_provider, **options).async_client
+        return make(base_url or name, client=client, **options).async_client
 
     from_hub = from_env
 
@@ -144,7 +137,7 @@ class AutoEnv:
         Raises:
             ConfigurationError: There is no environment of that name.
         """
-        return {**_describe(name, packages_distributions()), **_describe_classes(name)}
+        return {**_describe(name), **_describe_classes(name)}
 
     @classmethod
     def list_environments(cls) -> None:

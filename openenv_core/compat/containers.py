@@ -3,12 +3,14 @@
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.providers.base import health_of, wait_healthy
+from openenv_core.providers.base import wait_healthy
 from openenv_core.providers.docker.container import LocalDockerProvider as Ours
 from openenv_core.providers.fleet import ServerFleet, open_fleet
+from openenv_core.providers.remote import healthy
 
 
 class ContainerProvider(ABC):
@@ -127,11 +129,7 @@ class LocalDockerProvider(_AdaptedProvider):
             raise ConfigurationError(
                 f"expected the URL that start_container() returned, got {base_url!r}; start the container first"
             )
-        port = int(base_url.rpartition(":")[2])
-        token = provider.options.token
-        wait_healthy(
-            base_url, lambda left_s: health_of(port, left_s, token), timeout_s, output=provider.output
-        )
+        wait_healthy(base_url, partial(healthy, base_url), timeout_s, output=provider.output)
 
 
 class KubernetesProvider(_AdaptedProvider):

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
-import httpx
-
 from openenv_core.compat.containers import ContainerProvider
 from openenv_core.errors import ConfigurationError, ServerStartError
 from openenv_core.manifest import MANIFEST, ManifestError, load_keys
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
-from openenv_core.proxies import client_for
+from openenv_core.providers.remote import healthy
 
 PORT: Final = 8000
 """The port that servers listen on in a sandbox."""
@@ -204,11 +202,7 @@ class DaytonaProvider(ContainerProvider):
         """
 
         def probe(left_s: float) -> str | None:
-            try:
-                reply = client.get(f"{base_url}/health", timeout=min(left_s, HEALTH_TIMEOUT_S))
-                trouble = None if reply.is_success else f"HTTP {reply.status_code}"
-            except httpx.HTTPError as error:
-                trouble = str(error) or type(error).__name__
+            trouble = healthy(base_url, min(left_s, HEALTH_TIMEOUT_S))
             alive = "kill -0 $(cat /tmp/openenv-server.pid) 2>/dev/null && echo RUNNING || echo DEAD"
             if trouble and self._sandbox is not None and "DEAD" in self._exec(alive):
                 raise RuntimeError(
@@ -216,11 +210,10 @@ class DaytonaProvider(ContainerProvider):
                 )
             return trouble
 
-        with client_for(base_url) as client:
-            try:
-                wait_healthy(f"the sandbox at {base_url}", probe, timeout_s, factor=REMOTE_POLL_FACTOR)
-            except ServerStartError as error:
-                raise TimeoutError(str(error)) from error
+        try:
+            wait_healthy(f"the sandbox at {base_url}", probe, timeout_s, factor=REMOTE_POLL_FACTOR)
+        except ServerStartError as error:
+            raise TimeoutError(str(error)) from error
 
     def _discover_server_cmd(self, default: str | None) -> str:
         """Return the command that starts the app of `openenv.yaml` in the sandbox, or else the Dockerfile's CMD."""

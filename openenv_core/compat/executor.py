@@ -4,15 +4,16 @@ A released environment creates a `PyExecutor` per session and calls `run` from a
 interpreter in its own process; the executors of one server process share the sandbox that starts them.
 """
 
+import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 from openenv_core.compat.types import CodeExecResult
 from openenv_core.errors import ClientClosedError, ConfigurationError
-from openenv_core.loop_thread import LoopThread
+from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.outcomes import SANDBOX_ERROR
 from openenv_core.sandbox import (
     Execution,
@@ -22,9 +23,6 @@ from openenv_core.sandbox import (
     SandboxSession,
     SandboxUnavailableError,
 )
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 LIMITS: Final = Limits()
 """Limits of every interpreter; the released package has no arguments for others."""
@@ -56,7 +54,7 @@ class PyExecutor:
                 f"[{additional_imports!r}]"
             )
         self._lock = threading.Lock()
-        self._engine: _Engine | None = None
+        self._thread: LoopThread | None = None
         self._session: SandboxSession | None = None
         self._needs_setup = True
 
@@ -67,18 +65,24 @@ class PyExecutor:
             SandboxFailureError: The infrastructure failed, as opposed to the code.
         """
         with self._lock:
-            if self._engine is None:
-                self._engine = _engine()
-            engine = self._engine
-            if self._session is None:
-                self._session = session = engine.run(engine.sandbox.open, LIMITS)
-                # Released environments drop an executor to start afresh; it has no close().
-                weakref.finalize(self, engine.thread.call_detached, session.close).atexit = False
-            if self._needs_setup:
-                _require_result(engine.run(self._session.execute, HELPERS))
-                self._needs_setup = False
-            execution = engine.run(self._session.execute, code)
-            self._needs_setup = execution.state_lost
+            self._thread = self._thread or shared_loop()
+            try:
+                return self._thread.run(self._execute, code)
+            except ClientClosedError:
+                raise SandboxClosedError(
+                    "expected an executor of this process, got one that it has from before it forked; make a new one"
+                ) from None
+
+    async def _execute(self, code: str) -> CodeExecResult:
+        if self._session is None:
+            self._session = session = await (await _shared_sandbox()).open(LIMITS)
+            # Released environments drop an executor to start afresh; it has no close().
+            weakref.finalize(self, shared_loop().call_detached, session.close).atexit = False
+        if self._needs_setup:
+            _require_result(await self._session.execute(HELPERS))
+            self._needs_setup = False
+        execution = await self._session.execute(code)
+        self._needs_setup = execution.state_lost
         return _result(_require_result(execution))
 
 
@@ -104,44 +108,18 @@ def _result(execution: Execution) -> CodeExecResult:
     )
 
 
-class _Engine:
-    """The sandbox of this process and the thread of its event loop; its processes end with this one."""
-
-    def __init__(self) -> None:
-        self.thread = LoopThread()
-        self.sandbox = Sandbox()
-        try:
-            self.thread.run(self.sandbox.start)
-        except BaseException:
-            self.thread.stop()
-            raise
-
-    def run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
-        """Run a coroutine function of the sandbox or of one of its sessions; return its result."""
-        try:
-            return self.thread.run(work, *args, **options)
-        except ClientClosedError:
-            raise SandboxClosedError(
-                "expected an executor of this process, got one that it has from before it forked, or that has "
-                "been closed with it; make a new one"
-            ) from None
+_sandboxes: Final[dict[int, "asyncio.Future[Sandbox]"]] = {}
+"""By process, since a fork needs its own: the sandbox of all executors, which ends with the process."""
 
 
-_lock = threading.Lock()
-_shared: _Engine | None = None
+async def _shared_sandbox() -> Sandbox:
+    sandbox = _sandboxes.get(os.getpid())
+    if sandbox is None or (sandbox.done() and sandbox.exception() is not None):
+        sandbox = _sandboxes[os.getpid()] = asyncio.ensure_future(_start_sandbox())
+    return await asyncio.shield(sandbox)
 
 
-def _engine() -> _Engine:
-    global _shared
-    with _lock:
-        if _shared is None or _shared.thread.is_forked:
-            _shared = _Engine()
-        return _shared
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+async def _start_sandbox() -> Sandbox:
+    sandbox = Sandbox()
+    await sandbox.start()
+    return sandbox

@@ -5,7 +5,7 @@ Rewards are the environment's own: `verify` of a session may pass one on, and ne
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from openenv_core.types import StepResult
 _REWARD_TOLERANCE: Final = 1e-6
 
 
+@dataclass(eq=False)
 class StepEnvSessionAdapter(ResourceSession):
     """A client of `reset`, `step` and `state` as a session, whose tools are actions. It is reset at once.
 
@@ -48,45 +49,42 @@ class StepEnvSessionAdapter(ResourceSession):
         ValueError: A tool has the name of an orchestration's call.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        *,
-        task: Any = None,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        tool_specs: list[Tool],
-        action_builder: Callable[[str, dict[str, Any]], Any],
-        initial_messages_builder: Callable[[StepResult[Any], Any], list[Message]],
-        tool_result_builder: Callable[..., ToolResult] | None = None,
-        verify_builder: Callable[..., VerifyResult] | None = None,
-        reset_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        self._client: Any = client.sync() if callable(getattr(client, "sync", None)) else client
-        self._tools = {tool.name: tool for tool in tool_specs}
+    client: Any
+    _: KW_ONLY
+    task: Any = None
+    seed: int | None = None
+    episode_id: str | None = None
+    tool_specs: list[Tool]
+    action_builder: Callable[[str, dict[str, Any]], Any]
+    initial_messages_builder: Callable[[StepResult[Any], Any], list[Message]]
+    tool_result_builder: Callable[..., ToolResult] | None = None
+    verify_builder: Callable[..., VerifyResult] | None = None
+    reset_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if callable(getattr(self.client, "sync", None)):
+            self.client = self.client.sync()
+        self._tools = {tool.name: tool for tool in self.tool_specs}
         if reserved := sorted(self._tools.keys() & RESERVED_TOOL_NAMES):
             raise ValueError(f"tool names are reserved for orchestration controls: {', '.join(reserved)}")
-        self._task, self._open = task, True
-        self._build_action, self._build_messages = action_builder, initial_messages_builder
-        self._build_result = tool_result_builder or _make_tool_result
-        self._build_outcome = verify_builder or _make_outcome
+        self._open = True
         self._last: StepResult[Any] | None = None
-        given = {"seed": seed, "episode_id": episode_id}
-        options = {name: value for name, value in given.items() if value is not None} | (reset_kwargs or {})
+        given = {"seed": self.seed, "episode_id": self.episode_id}
+        options = {name: value for name, value in given.items() if value is not None}
         try:
-            self._first: StepResult[Any] = self._client.reset(**options)
+            self._first: StepResult[Any] = self.client.reset(**options | (self.reset_kwargs or {}))
             self._state = self._read_state()
         except Exception:
             self.close()
             raise
 
     def _read_state(self) -> Any:
-        state = getattr(self._client, "state", None)
+        state = getattr(self.client, "state", None)
         return state() if callable(state) else None
 
     def initial_messages(self) -> list[Message]:
         """See `ResourceSession.initial_messages`."""
-        return list(self._build_messages(self._first, self._task))
+        return list(self.initial_messages_builder(self._first, self.task))
 
     def list_tools(self) -> list[Tool]:
         """See `ResourceSession.list_tools`."""
@@ -97,18 +95,20 @@ class StepEnvSessionAdapter(ResourceSession):
         if name not in self._tools:
             what = "Reserved orchestration tool" if name in RESERVED_TOOL_NAMES else "Unknown tool"
             raise KeyError(f"{what}: {name}")
-        self._last = self._client.step(self._build_action(name, dict(arguments)))
+        self._last = self.client.step(self.action_builder(name, dict(arguments)))
         self._state = self._read_state()
-        return self._build_result(name, dict(arguments), self._last, self._state)
+        build = self.tool_result_builder or _make_tool_result
+        return build(name, dict(arguments), self._last, self._state)
 
     def verify(self, transcript: Sequence[Message], final_state: Any | None = None) -> VerifyResult:
         """See `ResourceSession.verify`."""
-        return self._build_outcome(list(transcript), final_state, self._last, self._state)
+        build = self.verify_builder or _make_outcome
+        return build(list(transcript), final_state, self._last, self._state)
 
     def close(self) -> None:
         """Close the client, once."""
-        if self._open and callable(getattr(self._client, "close", None)):
-            self._client.close()
+        if self._open and callable(getattr(self.client, "close", None)):
+            self.client.close()
         self._open = False
 
 
@@ -140,11 +140,11 @@ def _make_outcome(
     )
 
 
+@dataclass(eq=False)
 class SessionMCPBridge:
     """A session's tools as JSON-RPC requests of MCP, in this process."""
 
-    def __init__(self, session: ResourceSession) -> None:
-        self.session = session
+    session: ResourceSession
 
     def handle_request(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a `tools/list` or `tools/call`."""
@@ -177,6 +177,7 @@ class SessionMCPBridge:
         return response.model_dump()
 
 
+@dataclass(eq=False)
 class CLIHarnessAdapter(HarnessAdapter):
     """Runs agents whose answers it does not sample.
 
@@ -184,10 +185,7 @@ class CLIHarnessAdapter(HarnessAdapter):
         runner: Runs one: takes the session as a bridge, the session and the limits.
     """
 
-    def __init__(
-        self, runner: Callable[[SessionMCPBridge, ResourceSession, HarnessRunLimits], HarnessRolloutResult]
-    ) -> None:
-        self._runner = runner
+    runner: Callable[[SessionMCPBridge, ResourceSession, HarnessRunLimits], HarnessRolloutResult]
 
     def run_white_box(
         self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
@@ -199,7 +197,7 @@ class CLIHarnessAdapter(HarnessAdapter):
         self, session: ResourceSession, limits: HarnessRunLimits | None = None
     ) -> HarnessRolloutResult:
         """See `HarnessAdapter.run_black_box`."""
-        return self._runner(SessionMCPBridge(session), session, limits or HarnessRunLimits())
+        return self.runner(SessionMCPBridge(session), session, limits or HarnessRunLimits())
 
 
 def resolve_reward(rollout: HarnessRolloutResult, outcome: VerifyResult) -> float:

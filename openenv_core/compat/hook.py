@@ -1,16 +1,16 @@
 """The import hook: modules under the released package's names, whose attributes resolve to ours on access."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from openenv_core.compat.names import (
     MODULES,
@@ -19,6 +19,7 @@ from openenv_core.compat.names import (
     RELEASED,
     RELEASED_VERSION,
     REPLACED,
+    UNPROVIDED,
     module_for,
     with_included,
 )
@@ -29,107 +30,45 @@ GROUP: Final = "ropewalk.compat"
 
 DOCS: Final = "docs/compatibility.md"
 
-Target: TypeAlias = str | Callable[..., Any]
-"""An object as `module:attribute`, or the object itself."""
-
-Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
-"""Names in addition to the table, by released module."""
-
 
 class NotProvidedError(ModuleNotFoundError):
     """A name of the released package that Ropewalk does not provide."""
 
 
-@cache
-def _find_extras() -> Extra:
-    """Return the names of installed packages; called only for a name that is not in the table."""
-    modules: dict[str, dict[str, Target]] = {}
+def _find_names() -> dict[str, dict[str, str]]:
+    """Return the names of the table and those of installed packages, by module."""
+    found = {module: dict(names) for module, names in MODULES.items()}
     for point in entry_points(group=GROUP):
         with suppress(ImportError):  # the package is installed, but not its requirements
             import_ours(point.module)
             for module, names in point.load().items():
-                modules.setdefault(module, {}).update(names)
-    return modules
-
-
-class AliasModule(ModuleType):
-    """A module whose names are resolved on access."""
-
-    def __init__(self, fullname: str, source: str, hook: "Hook") -> None:
-        super().__init__(fullname, f"Ropewalk's stand-in for the released package's {source}.")
-        self.__dict__.update(_source=source, _hook=hook)
-        self.__all__ = sorted(set(hook.available(source)))
-        if source == RELEASED:
-            self.__version__ = RELEASED_VERSION
-
-    def __getattr__(self, name: str) -> Any:
-        """Resolve a name.
-
-        Raises:
-            NotProvidedError: The released package has the name, but Ropewalk does not.
-            AttributeError: Neither has it.
-        """
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        hook: Hook = self.__dict__["_hook"]
-        source: str = self.__dict__["_source"]
-        target = hook.target(source, name)
-        if target is not None:
-            value = resolve(target)
-        elif module_for(f"{source}.{name}") is not None:
-            value = import_module(f"{self.__name__}.{name}")
-        elif (belongs := hook.find_unprovided(source, name)) is not None:
-            raise NotProvidedError(
-                f"expected a name that Ropewalk provides of {self.__name__}, got {name}, which it does not: it "
-                f"belongs to {belongs}; {DOCS} lists the names that are there",
-                name=f"{self.__name__}.{name}",
-            )
-        else:
-            raise AttributeError(
-                f"module {self.__name__!r} has no attribute {name!r}; {DOCS} lists those it has"
-            )
-        self.__dict__[name] = value
-        return value
-
-    def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self.__all__})
-
-
-def resolve(target: Target) -> Any:
-    """Return the object of a target."""
-    return resolve_name(target) if isinstance(target, str) else target
+                found[module].update(names)
+    return found
 
 
 class Hook(MetaPathFinder, Loader):
-    """Finds and loads the released package's modules, and resolves every released name to its counterpart here."""
+    """Finds and loads the released package's modules, and resolves every released name to its counterpart here.
 
-    def __init__(self, extra: Extra) -> None:
-        self.extra: dict[str, dict[str, Target]] = {}
-        self.add(extra)
+    Attributes:
+        names: By module, the target of each name as `module:attribute`.
+    """
 
-    def add(self, extra: Extra) -> None:
-        """Provide more names, which take precedence over the table's."""
-        for module, names in extra.items():
-            self.extra.setdefault(module, {}).update(names)
+    def __init__(self) -> None:
+        self.names = _find_names()
 
-    def available(self, module: str) -> Iterator[str]:
-        """Yield the names that a module provides."""
-        for each in with_included(module):
-            yield from self.extra.get(each, ())
-            yield from MODULES[each].names
+    def available(self, module: str) -> list[str]:
+        """Return the names that a module provides."""
+        return [name for each in with_included(module) for name in self.names[each]]
 
-    def target(self, module: str, name: str) -> Target | None:
+    def target(self, module: str, name: str) -> str | None:
         """Return the target of a name; None if it is not provided."""
-        for each in with_included(module):
-            if (target := self.extra.get(each, {}).get(name) or MODULES[each].names.get(name)) is not None:
-                return target
-        extras = (_find_extras().get(each, {}).get(name) for each in with_included(module))
-        return next((target for target in extras if target is not None), None)
+        targets = (self.names[each].get(name) for each in with_included(module))
+        return next(filter(None, targets), None)
 
     def find_unprovided(self, module: str, name: str) -> str | None:
         """Return what an unprovided name belongs to; None if the released package has no such name."""
         modules = [*with_included(module)]
-        reasons = [*(MODULES[each].unprovided.get(name) for each in modules), *map(REASONS.get, modules)]
+        reasons = [*(UNPROVIDED.get((each, name)) for each in modules), *map(REASONS.get, modules)]
         return next(filter(None, reasons), None)
 
     def find_spec(
@@ -142,24 +81,48 @@ class Hook(MetaPathFinder, Loader):
         is_package = any(module.startswith(f"{source}.") for module in MODULES)
         return ModuleSpec(fullname, self, origin="openenv_core.compat", is_package=is_package)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Create the module, whose names are resolved on access."""
-        source = module_for(spec.name)
-        assert source is not None
-        return AliasModule(spec.name, source, self)
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave the creation of a module to Python."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module by ours if it is `REPLACED`; other modules need nothing."""
-        if (source := module_for(module.__name__)) in REPLACED:
+        """Have a module's names resolved on access; one of `REPLACED` is replaced by ours."""
+        source = module_for(module.__name__)
+        assert source is not None
+        if source in REPLACED:
             (ours,) = NAMES[source]
             sys.modules[module.__name__] = import_module(ours)
+            return
+        names = sorted(set(self.available(source)))
+        vars(module).update(
+            __doc__=f"Ropewalk's stand-in for the released package's {source}.",
+            __all__=names,
+            __dir__=lambda: sorted({*vars(module), *names}),
+            __getattr__=partial(self._resolve, module, source),
+        )
+        if source == RELEASED:
+            vars(module)["__version__"] = RELEASED_VERSION
 
-    def forget(self) -> None:
-        """Remove the modules that were imported through this hook from `sys.modules`."""
-        for name, module in list(sys.modules.items()):
-            is_alias = isinstance(module, AliasModule) and module.__dict__["_hook"] is self
-            if is_alias or (name != getattr(module, "__name__", name) and module_for(name) is not None):
-                del sys.modules[name]
-                parent, _, child = name.rpartition(".")
-                if parent in sys.modules:
-                    sys.modules[parent].__dict__.pop(child, None)
+    def _resolve(self, module: ModuleType, source: str, name: str) -> Any:
+        """Return the object of a name, and keep it in its module.
+
+        Raises:
+            NotProvidedError: The released package has the name, but Ropewalk does not.
+            AttributeError: Neither has it.
+        """
+        fullname = f"{module.__name__}.{name}"
+        if (target := self.target(source, name)) is not None:
+            value = resolve_name(target)
+        elif module_for(f"{source}.{name}") is not None:
+            value = import_module(fullname)
+        elif (belongs := self.find_unprovided(source, name)) is not None and not name.startswith("__"):
+            raise NotProvidedError(
+                f"expected a name that Ropewalk provides of {module.__name__}, got {name}, which it does not: it "
+                f"belongs to {belongs}; {DOCS} lists the names that are there",
+                name=fullname,
+            )
+        else:
+            raise AttributeError(
+                f"module {module.__name__!r} has no attribute {name!r}; {DOCS} lists those it has"
+            )
+        vars(module)[name] = value
+        return value

@@ -6,7 +6,6 @@ package must not import it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 RELEASED: Final = "openenv"
@@ -143,8 +142,7 @@ _PROVIDERS: Final = (
     "RemoteSandboxProvider, and a client takes any object of their shape as provider"
 )
 
-UNPROVIDED: Final = (
-    ("openenv.core.http_env_client", _OLD_CLIENT, "HTTPEnvClient"),
+_UNPROVIDED: Final = (
     ("openenv.core.env_server.types", _SERVER, "ServerCapacityStatus SessionInfo"),
     ("openenv.core.env_server.http_server", _APP, "create_app create_fastapi_app"),
     ("openenv.core.env_server.http_server", _SERVER, "HTTPEnvServer"),
@@ -152,19 +150,18 @@ UNPROVIDED: Final = (
     ("openenv.core.env_server.exceptions", _SERVER, "SessionCreationError SessionNotFoundError"),
     ("openenv.core.env_server.route_config", _SERVER, "GetEndpointConfig"),
     ("openenv.core.env_server.web_interface", _APP, "WebInterfaceManager create_web_interface_app"),
-    ("openenv.core.containers.runtime", _PROVIDERS, "UVProvider"),
 )
-"""Modules, and what names of theirs that are not provided belong to."""
+
+UNPROVIDED: Final[Mapping[tuple[str, str], str]] = {
+    (module, name): reason for module, reason, names in _UNPROVIDED for name in names.split()
+}
+"""What names that are not provided belong to, by module and name."""
 
 REASONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        (
-            "openenv.core.containers",
-            "openenv.core.containers.runtime",
-            "openenv.core.containers.runtime.providers",
-        ),
-        _PROVIDERS,
-    ),
+    "openenv.core.containers": _PROVIDERS,
+    "openenv.core.containers.runtime": _PROVIDERS,
+    "openenv.core.containers.runtime.providers": _PROVIDERS,
+    "openenv.core.http_env_client": _OLD_CLIENT,
     "openenv.core.harness": "drivers of coding agents",
     "openenv.core.harness.capture": "capture of agents' calls",
     "openenv.core.harness.capture.upstream": "capture of agents' calls",
@@ -177,32 +174,16 @@ REPLACED: Final = frozenset({"openenv.core.containers.runtime.daytona_provider",
 """Modules that ours replace, private names included, so that a patch of one takes effect in ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
-    """One module of the released package.
-
-    Attributes:
-        names: The target of each name, as `module:attribute` of this package.
-        unprovided: Names that are not provided, each with what it belongs to.
-    """
-
-    names: Mapping[str, str]
-    unprovided: Mapping[str, str]
+def _targets(module: str) -> dict[str, str]:
+    pairs = [(ours, name) for ours, names in NAMES.get(module, {}).items() for name in names.split()]
+    return {name.partition("=")[0]: f"{ours}:{name.rpartition('=')[2]}" for ours, name in pairs}
 
 
-def _make_module(module: str) -> Module:
-    sources = NAMES.get(module, {}).items()
-    pairs = [(ours, name.partition("=")) for ours, names in sources for name in names.split()]
-    return Module(
-        {theirs: f"{ours}:{own or theirs}" for ours, (theirs, _, own) in pairs},
-        {name: reason for where, reason, names in UNPROVIDED if where == module for name in names.split()},
-    )
-
-
-MODULES: Final[Mapping[str, Module]] = {
-    module: _make_module(module)
-    for module in sorted({*NAMES, *INCLUDES, *REASONS, *(module for module, *_ in UNPROVIDED)})
+MODULES: Final[Mapping[str, Mapping[str, str]]] = {
+    module: _targets(module)
+    for module in sorted({*NAMES, *INCLUDES, *REASONS, *(module for module, _ in UNPROVIDED)})
 }
+"""The released modules: the target of each name, as `module:attribute` of this package."""
 
 
 def with_included(module: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from compat_hook import uninstall_hook
 from missing import require
 
 from openenv_core import compat
@@ -68,7 +69,7 @@ def trl_harness(monkeypatch: pytest.MonkeyPatch) -> Any:
         loop._fork_threshold_tokens = 0
         yield openenv_harness, loop
     finally:
-        compat.uninstall()
+        uninstall_hook()
 
 
 def test_an_agents_calls_are_its_sequences(trl_harness: Any) -> None:

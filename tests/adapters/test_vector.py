@@ -197,15 +197,6 @@ def test_a_vector_that_has_no_spaces_takes_no_slots(monkeypatch: pytest.MonkeyPa
     assert not slot_requests
 
 
-def test_pictures_are_those_of_each() -> None:
-    app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
-    with served_vector(app, 2, render_mode="rgb_array") as envs:
-        envs.reset(seed=1, options={"steps": 2})
-        pictures = envs.render()
-        assert pictures is not None
-        assert [one.tolist() for one in pictures] == [np.full((4, 6, 3), 2).tolist()] * 2
-
-
 def test_too_large_vector_is_refused_and_closing_frees_all_slots() -> None:
     app = gymnasium_app("CartPole-v1", max_concurrent_envs=4)
 

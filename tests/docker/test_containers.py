@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from compat_hook import uninstall_hook
 from free_ports import free_port
 from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner, pids_of
 
@@ -397,4 +398,4 @@ def test_the_released_provider_is_ours(engine: DockerEngine, hostile_image: str)
             assert client.step(STEP).observation["said"] == "0:0"
         assert provider._provider is None
     finally:
-        compat.uninstall()
+        uninstall_hook()

@@ -4,8 +4,7 @@ import pytest
 from released import drive
 
 from openenv_core.compat.hook import Hook
-from openenv_core.compat.names import MODULES, RELEASED_VERSION
-from servers.released import NAMES
+from openenv_core.compat.names import RELEASED_VERSION
 
 pytestmark = pytest.mark.interop
 
@@ -52,10 +51,9 @@ OTHERWISE = {
 
 
 def test_released_methods_and_their_parameters_are_ours_too() -> None:
-    hook = Hook(NAMES)
     names = {
-        module: sorted({*entry.names, *hook.extra.get(module, ())})
-        for module, entry in MODULES.items()
+        module: sorted(targets)
+        for module, targets in Hook().names.items()
         if not module.startswith("openenv.core.rubrics")  # which differ on purpose
     }
     released = drive(RELEASED_VERSION, "class_members", plan=names)

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+from compat_hook import installed_hook, uninstall_hook
 from counter import Add, Count, Counter, CountState
 from fastapi import FastAPI
 from serving import ask, request, serving, socket_to
@@ -20,10 +22,10 @@ from serving import ask, request, serving, socket_to
 import openenv_core
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.containers import ContainerProvider, LocalDockerProvider
-from openenv_core.compat.hook import AliasModule, Hook, resolve
+from openenv_core.compat.hook import Hook
 from openenv_core.compat.judge import LLMJudge as ReleasedJudge
 from openenv_core.compat.mcp_client import MCPToolClient as ReleasedToolClient
-from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
+from openenv_core.compat.names import FORMER_ROOTS, MODULES, UNPROVIDED, module_for
 from openenv_core.compat.types import (
     ServerMode,
     StepResponse,
@@ -34,7 +36,6 @@ from openenv_core.compat.types import (
 from openenv_core.llm_client import LLMClient
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.frames import encode_observation
-from servers.released import NAMES as SERVER_NAMES
 from servers.released import HTTPEnvServer
 
 ROOT = Path(__file__).parents[2]
@@ -43,35 +44,34 @@ DOCS = ROOT / "docs" / "compatibility.md"
 
 @pytest.fixture(autouse=True)
 def _no_hook() -> Iterator[None]:
-    compat.uninstall()
+    uninstall_hook()
     yield
-    compat.uninstall()
+    uninstall_hook()
 
 
 @pytest.fixture
 def hook() -> None:
-    compat.install(SERVER_NAMES)
+    compat.install()
 
 
 @pytest.mark.usefixtures("hook")
 def test_every_name_of_the_table_resolves() -> None:
-    names = Hook(SERVER_NAMES)
+    names = Hook()
     for module in MODULES:
         for name in names.available(module):
             alias, target = importlib.import_module(module), names.target(module, name)
             assert target is not None, (module, name)
-            assert getattr(alias, name) is resolve(target), (module, name)
+            assert getattr(alias, name) is resolve_name(target), (module, name)
             assert name in dir(alias), module
 
 
 @pytest.mark.usefixtures("hook")
 def test_missing_name_is_reported_as_not_provided() -> None:
-    names = Hook(SERVER_NAMES)
-    for module, entry in MODULES.items():
-        for name in entry.unprovided:
-            if names.target(module, name) is None:
-                with pytest.raises(compat.NotProvidedError, match=rf"got {name}, .*docs/compatibility\.md"):
-                    exec(f"from {module} import {name}", {})
+    names = Hook()
+    for module, name in (*UNPROVIDED, ("openenv.core.http_env_client", "HTTPEnvClient")):
+        if names.target(module, name) is None:
+            with pytest.raises(compat.NotProvidedError, match=rf"got {name}, .*docs/compatibility\.md"):
+                exec(f"from {module} import {name}", {})
     with pytest.raises(compat.NotProvidedError, match=r"openenv\.core\.harness, got Anything"):
         exec("from openenv.core.harness import Anything", {})
     with pytest.raises(ModuleNotFoundError, match=r"openenv\.no_such_module"):
@@ -86,12 +86,12 @@ def test_every_import_form_works() -> None:
     scope: dict[str, Any] = {}
     exec("from openenv.core.env_server import *", scope)
     assert scope["Environment"] is openenv_core.Environment
-    assert scope["create_app"] is resolve("servers:create_app")
+    assert scope["create_app"] is resolve_name("servers:create_app")
     exec("import openenv.core.env_server.types as types; import openenv", scope)
     assert scope["types"].Action is openenv_core.Action
     assert scope["openenv"].core.env_server.types is scope["types"]
     exec("from openenv.core import env_server, EnvClient", scope)
-    assert isinstance(scope["env_server"], AliasModule)
+    assert isinstance(scope["env_server"].__loader__, Hook)
     assert scope["EnvClient"] is openenv_core.EnvClient
     # The paths of the first releases, beside our own.
     exec("from openenv_core.env_server.types import Action", scope)
@@ -153,15 +153,15 @@ def test_names_exist_only_between_install_and_uninstall_and_hide_no_module_of_ou
     assert not {path.stem for path in (ROOT / "openenv_core").iterdir()} & set(FORMER_ROOTS)
     for name in ("openenv_core.types", "openenv_core", "openenvironment"):
         assert module_for(name) is None
-    assert compat.installed() is None
+    assert installed_hook() is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("openenv.core")
     hook = compat.install()
     assert compat.install() is hook
     importlib.import_module("openenv_core.env_server.types")
     importlib.import_module("openenv.core")
-    compat.uninstall()
-    assert compat.installed() is None
+    uninstall_hook()
+    assert installed_hook() is None
     assert not [name for name in sys.modules if name == "openenv" or name.startswith("openenv.")]
     assert not hasattr(openenv_core, "env_server")
     with pytest.raises(ModuleNotFoundError):
@@ -219,15 +219,15 @@ def test_install_refuses_beside_the_released_package(
     monkeypatch.syspath_prepend(tmp_path)
     if name.startswith("openenv/"):  # a mere folder of that name is no package
         compat.install()
-        assert isinstance(importlib.import_module("openenv"), AliasModule)
+        assert isinstance(importlib.import_module("openenv").__loader__, Hook)
         assert find_spec("openenv.core") is not None
-        compat.uninstall()
+        uninstall_hook()
         importlib.invalidate_caches()
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigurationError, match=text) as caught:
         compat.install()
     assert "pip uninstall" in str(caught.value)
-    assert compat.installed() is None
+    assert installed_hook() is None
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_released_wheel_over_our_package_is_reported(tmp_path: Path) -> None:
 
 
 def test_documented_table_matches_the_code() -> None:
-    names = Hook(SERVER_NAMES)
+    names = Hook().names
     written = {
         (match["module"], name)
         for match in re.finditer(
@@ -269,11 +269,7 @@ def test_documented_table_matches_the_code() -> None:
         )
         for name in re.findall(r"`(\w+)`", match["names"])
     }
-    direct = {
-        (module, name)
-        for module, entry in MODULES.items()
-        for name in (*entry.names, *names.extra.get(module, ()))
-    }
+    direct = {(module, name) for module in names for name in names[module]}
     assert written == direct
 
 

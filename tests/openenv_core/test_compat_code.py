@@ -19,25 +19,29 @@ from openenv_core import ConfigurationError
 from openenv_core.compat import executor as executors
 from openenv_core.compat.executor import PyExecutor
 from openenv_core.compat.types import CodeExecResult
-from openenv_core.sandbox import Limits, SandboxUnavailableError
+from openenv_core.loop_thread import shared_loop
+from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailableError
 
 ROOT = Path(__file__).parents[2]
 WAIT_TIMEOUT_S = 60
 
 
+def shared_sandbox() -> Sandbox:
+    return shared_loop().run(executors._shared_sandbox)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _engine_ends() -> Iterator[None]:
+def _sandbox_ends() -> Iterator[None]:
     """The sandbox of a process is ended with it; these tests end it earlier: later ones look at all children."""
     yield
-    engine, executors._shared = executors._shared, None
-    if engine is not None:
-        engine.run(engine.sandbox.close)
+    if (started := executors._sandboxes.pop(os.getpid(), None)) is not None:
+        shared_loop().run(started.result().close)
 
 
 @pytest.fixture(scope="module")
-def _sandbox(_engine_ends: None) -> None:
+def _sandbox(_sandbox_ends: None) -> None:
     try:
-        executors._engine()
+        shared_sandbox()
     except SandboxUnavailableError as error:
         missing(f"needs a sandbox: {error}")
 
@@ -114,9 +118,9 @@ def test_code_runs_in_a_process_that_cannot_see_this_one(executor: PyExecutor, t
 
 
 def test_threads_share_one_interpreter_and_take_turns(executor: PyExecutor) -> None:
-    engine = executors._engine()
+    sandbox = shared_sandbox()
     gc.collect()
-    assert wait_until_collected(lambda: not engine.sandbox.sessions)
+    assert wait_until_collected(lambda: not sandbox.sessions)
     together = threading.Barrier(4)
 
     def run(number: int) -> int:
@@ -125,30 +129,30 @@ def test_threads_share_one_interpreter_and_take_turns(executor: PyExecutor) -> N
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(run, range(4))) == [0] * 4
-        assert engine.sandbox.sessions == 1
+        assert sandbox.sessions == 1
         assert executor.run("x0 + x1 + x2 + x3").stdout == "6"
         list(pool.map(lambda _: executor.run("n += 1"), range(20)))  # one after the other
     assert executor.run("n").stdout == "20"
 
 
 def test_dropped_executor_ends_its_interpreter(executor: PyExecutor) -> None:
-    engine = executors._engine()
+    sandbox = shared_sandbox()
     executor.run("x = 1")
     gc.collect()
     before = 1  # those of the tests before are on their way
-    assert wait_until_collected(lambda: engine.sandbox.sessions == before)
+    assert wait_until_collected(lambda: sandbox.sessions == before)
     dropped = [PyExecutor() for _ in range(3)]
-    assert engine.sandbox.sessions == before  # none before its first run
+    assert sandbox.sessions == before  # none before its first run
     for one in dropped:
         one.run("x = 1")
-    assert engine.sandbox.sessions == before + 3
+    assert sandbox.sessions == before + 3
     del dropped, one
-    assert wait_until_collected(lambda: engine.sandbox.sessions == before)
+    assert wait_until_collected(lambda: sandbox.sessions == before)
     assert executor.run("x").stdout == "1"
 
 
 def kill_zygote() -> None:
-    pid = executors._engine().sandbox.zygote_pid
+    pid = shared_sandbox().zygote_pid
     assert pid is not None
     psutil.Process(pid).kill()
 

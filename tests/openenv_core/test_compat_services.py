@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from compat_hook import uninstall_hook
 
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.daytona import DaytonaProvider
@@ -149,6 +150,6 @@ def test_aliased_module_is_the_same_module() -> None:
         assert released is llm_client
         assert sys.modules["openenv.core.llm_client"] is llm_client
     finally:
-        compat.uninstall()
+        uninstall_hook()
     assert "openenv.core.llm_client" not in sys.modules
     assert sys.modules["openenv_core.llm_client"] is llm_client

@@ -19,7 +19,6 @@ from tally import Tally
 from openenv_core import (
     ClientClosedError,
     ConfigurationError,
-    ConnectionLostError,
     GenericEnvClient,
     MCPToolClient,
     StepResult,
@@ -77,21 +76,6 @@ def test_overridden_methods_wait_too(counter_url: str) -> None:
     overridden: Any = Overridden(counter_url)
     with overridden:
         assert overridden.reset(seed=1).metadata == {"seen": True}
-
-
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the first loop's socket
-def test_client_of_a_loop_that_has_closed_waits_in_another_session(counter_url: str) -> None:
-    env: Any = CounterEnv(counter_url)
-
-    async def play() -> int:
-        return int((await env.reset(seed=5)).observation.total)
-
-    assert asyncio.run(play()) == 5
-    with pytest.raises(ConnectionLostError, match="event loop"):
-        env.step(Add(amount=1))
-    assert env.sync().reset(seed=2).observation.total == 2
-    env.close()
-    gc.collect()  # while the warning of the socket is ignored
 
 
 async def test_client_of_no_loop_is_refused_where_one_runs(counter_url: str) -> None:

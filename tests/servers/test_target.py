@@ -7,8 +7,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
+from compat_hook import uninstall_hook
 
-from openenv_core import ConfigurationError, compat
+from openenv_core import ConfigurationError
 from openenv_core.targets import Target, TargetKind, target_of, variables_for
 from servers.environments import source_of
 from servers.target import is_asgi, load_app
@@ -65,7 +66,7 @@ def _restore_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     modules, path = set(sys.modules), list(sys.path)
     monkeypatch.chdir(tmp_path)
     yield
-    compat.uninstall()
+    uninstall_hook()
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         module = sys.modules[name]
