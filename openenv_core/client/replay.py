@@ -54,7 +54,7 @@ class Journal:
         obstacle: Why the episode cannot be replayed; None if it can.
     """
 
-    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "attached", "obstacle")
+    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "obstacle")
 
     def __init__(self, *, attached: bool = False) -> None:
         self.attached = attached
@@ -63,6 +63,7 @@ class Journal:
         self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
         self._bytes = self._digested = 0
         self._deterministic = False
+        self._seeds: Any = None  # the caller's last seed, or the generator of those drawn since
 
     def clear(self, obstacle: str = NOT_BEGUN) -> None:
         """Discard the episode."""
@@ -73,6 +74,8 @@ class Journal:
     def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
         """Return the options of a reset; for a deterministic environment with a seed and an episode id added.
 
+        Drawn seeds follow from the caller's last one, so a series of episodes is repeatable too.
+
         Args:
             options: The caller's options.
             deterministic: The server declares its environment deterministic.
@@ -80,8 +83,16 @@ class Journal:
         self._deterministic = deterministic
         if not deterministic:
             return options
-        given = {name: value for name, value in options.items() if value is not None}
-        return {**options, "seed": random.getrandbits(_SEED_BITS), "episode_id": str(uuid4()), **given}
+        if (seed := options.get("seed")) is not None:
+            self._seeds = seed
+        else:
+            if not isinstance(self._seeds, random.Random):
+                self._seeds = random.Random(self._seeds if isinstance(self._seeds, int) else None)
+            seed = self._seeds.getrandbits(_SEED_BITS)
+        added = {"seed": seed}
+        if options.get("episode_id") is None:
+            added["episode_id"] = str(uuid4())
+        return {**options, **added}
 
     def record_reset(self, frame: bytes, call: "PendingCall") -> None:
         """Record the reset that began an episode."""

@@ -152,14 +152,15 @@ class ClientSession:
             losses, journal, state = 0, self.journal, self.state
             answered = isinstance(state, Open) and state.answered
             self._wait = None if answered else SlotWait(self.settings.queue_timeout_s)
+            is_complete = reset is None
             while True:
                 state = self.state
                 if not isinstance(state, Open):
                     state = await self._open(fresh=reset is not None)
                 conversation = state.conversation
-                if reset is not None:
-                    options = journal.complete(reset, conversation.carrier.deterministic)
-                    frame = encode_request("reset", options)
+                if reset is not None and not is_complete:  # once: the seed that it draws is one of a series
+                    reset, is_complete = journal.complete(reset, conversation.carrier.deterministic), True
+                    frame = encode_request("reset", reset)
                 call = None
                 try:
                     call = conversation.send(frame)

@@ -13,7 +13,7 @@ import pytest
 from counter import Add, Count, Counter
 from counter_client import CounterEnv
 from scripted import scripted
-from serving import eventually, open_session, rpc, serving
+from serving import eventually, open_session, reconfigured, rpc, serving
 from socket_servers import frame
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
@@ -380,15 +380,46 @@ async def test_clients_spread_over_servers_and_skip_dead_ones(servers: Servers) 
 # Seeds
 
 
-def test_missing_seed_and_id_are_drawn() -> None:
-    drawn = [Journal().complete({"start": 1, "seed": None}, True) for _ in range(2)]
-    assert drawn[0]["seed"] != drawn[1]["seed"]
-    assert 0 <= drawn[0]["seed"] < 2**31
-    assert drawn[0]["start"] == 1
-    assert drawn[0]["episode_id"]
+def test_missing_seeds_are_drawn_from_the_last_given_one() -> None:
+    def drawn_seeds(journal: Journal) -> list[Any]:
+        return [journal.complete({"seed": seed}, True)["seed"] for seed in (7, None, None, 8, None)]
+
+    assert drawn_seeds(Journal()) == drawn_seeds(Journal())
+    assert len(set(drawn_seeds(Journal()))) == 5
+    drawn = Journal().complete({"start": 1}, True)
+    assert 0 <= drawn["seed"] < 2**31
+    assert drawn["start"] == 1
+    assert drawn != Journal().complete({"start": 1}, True)
     assert Journal().complete({"seed": 3, "episode_id": "e"}, True) == {"seed": 3, "episode_id": "e"}
     assert Journal().complete({"seed": None}, False) == {"seed": None}
     assert Journal().complete({"seed": "x"}, True)["seed"] == "x"  # the server says what is wrong with it
+
+
+async def test_a_wait_for_a_slot_takes_no_seed_out_of_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, refused, pause = [], asyncio.Event(), waiting.SlotWait.pause
+
+    class Noted(Counter):
+        def reset(self, *, seed: int | None = None) -> Count:
+            seeds.append(seed)
+            return super().reset()
+
+    async def pause_noted(wait: waiting.SlotWait, *args: Any) -> None:
+        refused.set()
+        await pause(wait, *args)
+
+    monkeypatch.setattr(waiting.SlotWait, "pause", pause_noted)
+    app = reconfigured(create_app(Noted, max_concurrent_envs=1), max_wait_s=0.0)
+    async with serving(app) as address, CounterEnv(f"http://{address}") as env:
+        await env.reset(seed=7)
+        await env.disconnect()
+        async with CounterEnv(f"http://{address}") as other:
+            await other.reset(seed=1)
+            resetting = asyncio.create_task(env.reset())
+            await refused.wait()
+        await resetting
+        await env.reset()
+    series = random.Random(7)
+    assert seeds == [7, 1, series.getrandbits(31), series.getrandbits(31)]
 
 
 # Bounds
