@@ -5,6 +5,8 @@ of 0.1 share one session among all clients and ignore the id.
 """
 
 import asyncio
+import socket
+import sys
 from collections import deque
 from typing import Final
 from uuid import uuid4
@@ -216,15 +218,34 @@ async def open_http(base_url: str, session_id: str | None, settings: ClientSetti
 
 def _make_client(base_url: str, settings: ClientSettings) -> httpx.AsyncClient:
     try:
-        return httpx.AsyncClient(
+        transport = httpx.AsyncHTTPTransport(
             verify=tls_context(),
             proxy=proxy_for(base_url),
-            trust_env=False,
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
-            headers=settings.request_headers,
-            # No read timeout: the conversation has a deadline for each request.
-            timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
-            follow_redirects=False,  # a redirect could send the token to another host
+            socket_options=_keepalive_options(settings),
         )
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
+    return httpx.AsyncClient(
+        transport=transport,
+        headers=settings.request_headers,
+        # No read timeout: the conversation has a deadline for each request.
+        timeout=httpx.Timeout(None, connect=settings.connect_timeout_s),
+        follow_redirects=False,  # a redirect could send the token to another host
+    )
+
+
+def _keepalive_options(settings: ClientSettings) -> list[tuple[int, int, int]]:
+    """Return socket options for TCP keepalive, which detects a dead server as pings do on a WebSocket."""
+    if settings.websocket_ping_interval_s is None:
+        return []
+    socket_options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    if sys.platform == "linux":
+        probes = 3  # unanswered ones until the connection is lost
+        timeout_s = settings.websocket_ping_timeout_s or settings.websocket_ping_interval_s
+        socket_options += [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(settings.websocket_ping_interval_s))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(timeout_s / probes))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
+        ]
+    return socket_options

@@ -25,6 +25,8 @@ from openenv_core.protocol.frames import detail_text
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, redact_url
 from openenv_core.proxies import proxy_for
 
+MAX_REDIRECTS: Final = 5
+
 LINGER_S: Final = 1.0
 """Seconds for a server to confirm the close of an aborted connection."""
 
@@ -228,9 +230,13 @@ async def open_socket(url: str, settings: ClientSettings) -> WebSocketCarrier:
     """
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
-            return await _connect(url, settings)
-    except picows.WSInvalidStatusError as error:
-        raise _handshake_refusal(url, error) from None
+            target = url
+            for _ in range(MAX_REDIRECTS):
+                try:
+                    return await _connect(target, settings)
+                except picows.WSInvalidStatusError as error:
+                    target = _redirect_target(target, error)
+            raise unreachable_error(url, f"more than {MAX_REDIRECTS} redirects")
     except TimeoutError:
         raise unreachable_error(url, f"no answer within {settings.connect_timeout_s:g} s") from None
     except ClientError:
@@ -336,18 +342,24 @@ def _extract_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dic
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), merged
 
 
-def _handshake_refusal(url: str, error: picows.WSInvalidStatusError) -> ClientError:
-    """Return the error for a response that refuses the handshake.
+def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
+    """Return where a response redirects to on the same host; other hosts must not get the headers.
 
-    Redirects are refused: another host must not get the headers.
+    Raises:
+        ClientError: The response is not a redirect, or one to another host.
     """
     response = error.response
     assert response is not None
     status, location = int(response.status), response.headers.get("Location")
-    if 300 <= status < 400 and location is not None:
-        return unreachable_error(url, f"a redirect to {redact_url(urljoin(url, location))}")
-    detail = detail_text(error.raw_body) if error.raw_body else ""
-    return refusal(url, status, response.headers, detail, socket=True)
+    if not 300 <= status < 400 or location is None:
+        detail = detail_text(error.raw_body) if error.raw_body else ""
+        raise refusal(url, status, response.headers, detail, socket=True) from None
+    requested, target = urlsplit(url), urlsplit(urljoin(url, location))
+    scheme = {"http": "ws", "https": "wss"}.get(target.scheme, target.scheme)
+    if target.hostname != requested.hostname or scheme not in (requested.scheme, "wss"):
+        named = redact_url(urlunsplit(target))
+        raise unreachable_error(url, f"a redirect to {named}; use that URL if you trust it") from None
+    return urlunsplit(target._replace(scheme=scheme, fragment=""))
 
 
 def _close_reason(transport: WSTransport) -> str:

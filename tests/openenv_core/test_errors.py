@@ -26,6 +26,7 @@ SAMPLES = {
     "fault": JsonRpcFaultError(-32600, "no method"),
     "last_failure": ValueError("no image"),
     "limit_s": 2.0,
+    "headers": {"retry-after": "1"},
 }
 """Arguments that are neither a text nor a number."""
 

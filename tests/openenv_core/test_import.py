@@ -53,7 +53,9 @@ def test_import_loads_no_more_than_it_needs(statement: str, loaded: set[str], sp
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
     command = [sys.executable, "-c", code]
     modules = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    light = {"servers"} if "servers" in statement or "compat" in statement else set()  # it has names for the hook
+    light = (
+        {"servers"} if "servers" in statement or "compat" in statement else set()
+    )  # it has names for the hook
     assert loaded <= modules
     assert not modules & (HEAVY - light | spared)
 

@@ -110,14 +110,27 @@ async def test_secrets_of_a_url_stay_out_of_errors() -> None:
     assert "hush" not in repr(GenericEnvClient("http://h:1", token="hush")._session.settings)
 
 
-async def test_redirect_is_named_and_not_followed() -> None:
-    for place, named in (
-        ("/there/ws#part", r"ws://127.*/there/ws"),
-        ("http://h:1/ws?key=x", "http://h:1/ws;"),
-    ):
-        async with scripted(reply_seven, process_request=refusing(307, Location=place)) as url:
-            with pytest.raises(ConnectionFailedError, match=f"redirect to {named}"):
-                await GenericEnvClient(url).connect()
+async def test_redirects_stay_on_the_host() -> None:
+    def process(connection: ServerConnection, request: Request) -> Response | None:
+        places = {
+            "/here/ws": "/there/ws#part",
+            "/away/ws": "http://127.0.0.2:1/ws",
+            "/round/ws": "/round/ws",
+            "/other/ws": "ftp://127.0.0.1/ws",
+        }
+        place = places.get(request.path)
+        return place and refusing(307, Location=place)(connection, request)  # type: ignore[return-value]
+
+    async with scripted(reply_seven, process_request=process) as url:
+        async with GenericEnvClient(f"{url}/here") as env:
+            assert (await env.reset()).observation["total"] == 7
+        for path, expected_text in (
+            ("away", r"redirect to http://127\.0\.0\.2:1"),
+            ("round", "more than 5 redirects"),
+            ("other", "redirect to ftp://"),
+        ):
+            with pytest.raises(ConnectionFailedError, match=expected_text):
+                await GenericEnvClient(f"{url}/{path}").connect()
 
 
 async def test_closed_or_invalid_handshake_is_a_connection_error() -> None:
