@@ -94,6 +94,8 @@ def draw_frame(rng: Random, table: str, draw_move: Move) -> dict[str, Any] | str
     return rng.choices(
         [
             {"type": "step", "data": draw_move(rng)},
+            {"type": "step", "data": {"seats": {seat: draw_move(rng) for seat in rng.choices("abcd", k=2)}}},
+            {"type": "step", "data": {"seats": rng.choice([{}, {"first": draw_move(rng)}, {"a": 1}, ["a"]])}},
             {"type": "step", "data": {"number": rng.choice([-1, 99])}},
             {"type": "step", "data": {"number": "secret", "seat": "b"}},
             {"type": "state"},
@@ -101,7 +103,7 @@ def draw_frame(rng: Random, table: str, draw_move: Move) -> dict[str, Any] | str
             {"type": "reset", "data": {**options, "policies": {"a": rng.choice(["guess", "no"])}}},
             '{"type": "step", "data": {"number": ',
         ],
-        [8, 1, 1, 2, 2, 1, 1],
+        [8, 2, 1, 1, 1, 2, 2, 1, 1],
     )[0]
 
 
