@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from serving import eventually
@@ -133,6 +134,18 @@ def test_stop_during_the_wait_fails_the_start() -> None:
             starting.result(WAIT_TIMEOUT_S)
     assert stops == ["stopped", "stopped"]
     with pytest.raises(ProviderError, match="the client was closed"):
+        provider.start()
+
+
+def test_functions_of_a_provider_are_called_for_what_there_is() -> None:
+    begin, end = Mock(side_effect=OSError("no such image")), Mock(side_effect=RuntimeError("nothing runs"))
+    with pytest.raises(OSError, match="no such image"):
+        CallableProvider(begin, str, end).start()
+    end.assert_not_called()
+    provider = CallableProvider(lambda: "http://h:1", str, lambda: None)
+    assert provider.start() == provider.start() == "http://h:1"
+    provider.stop()
+    with pytest.raises(ProviderError, match="the client was closed"):  # not the URL of a server that has ended
         provider.start()
 
 
