@@ -15,7 +15,14 @@ from serving import eventually
 
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
-from openenv_core.errors import ClientClosedError, EngineRefusedError, ProviderError, ServerStartError
+from openenv_core.errors import (
+    ClientClosedError,
+    EngineRefusedError,
+    ImageNotFoundError,
+    OptionUnavailableError,
+    ProviderError,
+    ServerStartError,
+)
 from openenv_core.providers.base import CallableProvider, OwnedServerProvider
 from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
@@ -240,3 +247,18 @@ def test_container_that_ended_at_its_start_reports_why(
         starting._require_running(ended)
     assert error.value.output == ("" if expected.startswith("somebody") else "its last words")
     assert looks is None or ended.looks == looks
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected"),
+    [
+        (404, "No such image: network-of-gpu-env:1", ImageNotFoundError),
+        (404, "network mine not found", OptionUnavailableError),
+        (500, 'could not select device driver "" with capabilities: [[gpu]]', OptionUnavailableError),
+        (404, "No such container: 1f", EngineRefusedError),  # somebody removed it before its start
+    ],
+)
+def test_refusal_of_an_engine_is_named(status: int, reason: str, expected: type[Exception]) -> None:
+    options = ContainerOptions(network="mine", gpus="all")
+    error = starting._explain(EngineRefusedError(reason, status, reason), "an:image", "an:image", options)
+    assert type(error) is expected
