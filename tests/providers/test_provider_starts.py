@@ -151,8 +151,8 @@ def test_functions_of_a_provider_are_called_for_what_there_is() -> None:
     end.assert_not_called()
     provider = CallableProvider(lambda: "http://h:1", str, lambda: None)
     assert provider.start() == provider.start() == "http://h:1"
-    provider.stop()
-    with pytest.raises(ProviderError, match="the client was closed"):  # not the URL of a server that has ended
+    provider.stop()  # whose URL it gives no more
+    with pytest.raises(ProviderError, match="the client was closed"):
         provider.start()
 
 
