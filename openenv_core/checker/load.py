@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import combinations, count, islice
@@ -146,7 +146,7 @@ def _find_leaks(growths: dict[str, Growth]) -> list[str]:
 
 
 def _play_episodes(
-    subject: Subject, lasting: Client, url: str, actions: Sequence[Sequence[Mapping[str, Any]]]
+    subject: Subject, lasting: Client, url: str, actions: Sequence[Sequence[dict[str, Any]]]
 ) -> Iterator[None]:
     """Play an episode for each item: half of them in one lasting session, and half in new sessions."""
     for number in count():
