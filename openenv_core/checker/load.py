@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import combinations, count, islice
-from typing import Final
+from typing import Any, Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import draw_actions, expect_answer
@@ -104,7 +104,8 @@ def _measure(subject: Subject) -> dict[str, Growth]:
         expect_answer("episodes"),
         subject.client(watched.server.url) as lasting,
     ):
-        played = _play_episodes(subject, lasting, str(watched.server.url))
+        actions = [draw_actions(subject, number)[:_STEPS] for number in range(16)]
+        played = _play_episodes(subject, lasting, str(watched.server.url), actions)
         started = time.monotonic()
         deadline = started + _PLAY_BUDGET_S
         next(played)
@@ -144,13 +145,12 @@ def _find_leaks(growths: dict[str, Growth]) -> list[str]:
     ]
 
 
-def _play_episodes(subject: Subject, lasting: Client, url: str) -> Iterator[None]:
+def _play_episodes(
+    subject: Subject, lasting: Client, url: str, actions: Sequence[Sequence[dict[str, Any]]]
+) -> Iterator[None]:
     """Play an episode for each item: half of them in one lasting session, and half in new sessions."""
-    actions = [draw_actions(subject, number)[:_STEPS] for number in range(16)]
     for number in count():
-        if (
-            subject.cap == 1 and number % 2
-        ):  # there is one place: the lasting session ends for every second episode
+        if subject.cap == 1 and number % 2:  # there is one place: it ends for every second episode
             lasting.disconnect()
         is_lasting = subject.cap == 1 or number % 2
         session: AbstractContextManager[Client] = nullcontext(lasting) if is_lasting else subject.client(url)

@@ -233,11 +233,13 @@ def play_episode(
     **reset_options: Any,
 ) -> Iterator[Turn]:
     """Play an episode; yield each turn, without refusals."""
-    deadline = time.monotonic() + seconds
+    deadline = 0.0
     for turn in turns(environment, seed, subject.actions(seed), **reset_options):
         if turn.error is None:
             yield turn
-            if turn.action is not None and (turn.step >= steps or time.monotonic() > deadline):
+            if turn.action is None:  # the time is that of the steps: a reset may take longer
+                deadline = time.monotonic() + seconds
+            elif turn.step >= steps or time.monotonic() > deadline:
                 return
 
 

@@ -52,7 +52,7 @@ _MANIFEST_IN_IMAGE: Final = f"/app/env/{MANIFEST}"
 class CheckLimits(BaseModel):
     """Limits of the checks; the descriptions are the help of `ropewalk validate`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     sessions: PositiveInt = Field(16, description="concurrent sessions under load")
     episodes: PositiveInt = Field(1000, description="episodes over which leaks are measured")

@@ -53,7 +53,7 @@ CUT: Final = frozenset({"truncated_turns", "truncated_length", "truncated_time"}
 class EvaluationSettings(BaseModel):
     """The settings of an evaluation; the descriptions are the help of `ropewalk eval`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     environments: tuple[str, ...]
     policy: str

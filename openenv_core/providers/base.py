@@ -305,24 +305,33 @@ class CallableProvider(OwnedServerProvider):
     ) -> None:
         super().__init__()
         self._begin, self._wait, self._end = begin, wait, end
-        self._stopped = False
+        self._has_begun = self._stopped = False
+
+    def start(self) -> str:
+        """Start the server, as `OwnedServerProvider.start`; ProviderError once it was stopped."""
+        self._require_not_stopped()
+        return super().start()
 
     def stop(self) -> None:
         """Stop the server. A concurrent start in another thread stops its server as soon as it exists."""
         self._stopped = True
-        self._stop()
+        with self._ending_lock:
+            self._end()
 
     def _launch(self) -> str:
         self._require_not_stopped()
         url = str(self._begin())
+        self._has_begun = True
         self._require_not_stopped()
         self._wait(url)
         self._require_not_stopped()
         return url
 
     def _stop(self) -> None:
-        with self._ending_lock:
-            self._end()
+        """Stop what a failed start has begun; if that is nothing, the failure is not to be hidden by another."""
+        if self._has_begun:
+            with self._ending_lock:
+                self._end()
 
     def _require_not_stopped(self) -> None:
         if self._stopped:

@@ -5,6 +5,7 @@ import random
 import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -22,6 +23,7 @@ from openenv_core.checker.check import (
     select_checks,
 )
 from openenv_core.checker.drawing import pool, sample
+from openenv_core.checker.playing import play_episode
 from openenv_core.checker.results import CheckReport, Console, Status, as_json, run_check
 from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.errors import ConfigurationError, ConnectionLostError, ExecutionError, RequestTimeoutError
@@ -240,3 +242,13 @@ def test_equal_failures_are_reported_once() -> None:
     assert [one.status for one in found] == [Status.FAILED, Status.SKIPPED] * 2
     assert found[1].message == "as a"
     assert "reset_options" in found[2].change
+
+
+def test_a_slow_reset_leaves_an_episode_its_time() -> None:
+    def reset(**_: Any) -> Any:
+        time.sleep(0.3)
+        return SimpleNamespace(done=False)
+
+    slow: Any = SimpleNamespace(reset=reset, step=lambda _: SimpleNamespace(done=False))
+    subject: Any = SimpleNamespace(actions=lambda _: iter([{"n": 1}] * 3))
+    assert len(list(play_episode(subject, slow, 0, seconds=0.2))) == 4

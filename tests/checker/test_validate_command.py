@@ -59,6 +59,7 @@ def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, cap
         (["nosuch.module:app"], "Could not import"),
         (["http://127.0.0.1:1"], "start it first"),
         (["blackjack", "--check", "episode_end"], "did you mean 'episode_ends'"),
+        (["blackjack", "--start-timeout", "inf"], "start_timeout_s: Input should be a finite number"),
     ],
 )
 def test_wrong_usage_and_missing_targets_are_status_2(

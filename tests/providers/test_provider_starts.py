@@ -8,13 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from serving import eventually
 
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
-from openenv_core.errors import ClientClosedError, EngineRefusedError, ProviderError, ServerStartError
+from openenv_core.errors import (
+    ClientClosedError,
+    EngineRefusedError,
+    ImageNotFoundError,
+    OptionUnavailableError,
+    ProviderError,
+    ServerStartError,
+)
 from openenv_core.providers.base import CallableProvider, OwnedServerProvider
 from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
@@ -136,6 +144,18 @@ def test_stop_during_the_wait_fails_the_start() -> None:
         provider.start()
 
 
+def test_functions_of_a_provider_are_called_for_what_there_is() -> None:
+    begin, end = Mock(side_effect=OSError("no such image")), Mock(side_effect=RuntimeError("nothing runs"))
+    with pytest.raises(OSError, match="no such image"):
+        CallableProvider(begin, str, end).start()
+    end.assert_not_called()
+    provider = CallableProvider(lambda: "http://h:1", str, lambda: None)
+    assert provider.start() == provider.start() == "http://h:1"
+    provider.stop()  # whose URL it gives no more
+    with pytest.raises(ProviderError, match="the client was closed"):
+        provider.start()
+
+
 @pytest.mark.slow
 def test_readiness_check_of_a_container_uses_its_token() -> None:
     variables = {"ROPEWALK_TOKENS": "a-token-of-good-length"}
@@ -227,3 +247,18 @@ def test_container_that_ended_at_its_start_reports_why(
         starting._require_running(ended)
     assert error.value.output == ("" if expected.startswith("somebody") else "its last words")
     assert looks is None or ended.looks == looks
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected"),
+    [
+        (404, "No such image: network-of-gpu-env:1", ImageNotFoundError),
+        (404, "network mine not found", OptionUnavailableError),
+        (500, 'could not select device driver "" with capabilities: [[gpu]]', OptionUnavailableError),
+        (404, "No such container: 1f", EngineRefusedError),  # somebody removed it before its start
+    ],
+)
+def test_refusal_of_an_engine_is_named(status: int, reason: str, expected: type[Exception]) -> None:
+    options = ContainerOptions(network="mine", gpus="all")
+    error = starting._explain(EngineRefusedError(reason, status, reason), "an:image", "an:image", options)
+    assert type(error) is expected

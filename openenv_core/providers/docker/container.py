@@ -319,6 +319,10 @@ def _require_running(container: Container) -> None:
     )
 
 
+_NO_IMAGE: Final = re.compile("no such image|image not known", re.IGNORECASE)
+"""In the refusals of Docker and of Podman."""
+
+
 def _explain(error: EngineRefusedError, image: str, used: str, options: ContainerOptions) -> ProviderError:
     """Return what it means that the engine does not create or start a container.
 
@@ -328,6 +332,13 @@ def _explain(error: EngineRefusedError, image: str, used: str, options: Containe
         used: Name or id of the image that was requested.
         options: The container's options.
     """
+    if _NO_IMAGE.search(error.reason):  # whatever is in its name
+        if used == image:
+            return _not_found(image)
+        return ImageNotFoundError(
+            f"the image {used} was removed from the Docker engine, which {image} named at first; start again "
+            "what uses it, to use the image of that name now"
+        )
     if options.gpus is not None and "gpu" in error.reason:
         return OptionUnavailableError(
             f"expected a Docker engine with GPUs for gpus={options.gpus!r}, got one without ({error.reason}); install "
@@ -337,13 +348,6 @@ def _explain(error: EngineRefusedError, image: str, used: str, options: Containe
         return OptionUnavailableError(
             f"expected a network {options.network!r} on the Docker engine, got: {error.reason}; "
             f"make it with `docker network create {options.network}`"
-        )
-    if error.status == 404 and used == image:
-        return _not_found(image)
-    if error.status == 404:
-        return ImageNotFoundError(
-            f"the image {used} was removed from the Docker engine, which {image} named at first; start again "
-            "what uses it, to use the image of that name now"
         )
     text = (
         f"expected the Docker engine to make a container of {image}, got: {error.reason}; "
