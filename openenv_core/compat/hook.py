@@ -1,9 +1,10 @@
 """The import hook: modules under the released package's names, whose attributes resolve to ours on access."""
 
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -35,9 +36,13 @@ class NotProvidedError(ModuleNotFoundError):
     """A name of the released package that Ropewalk does not provide."""
 
 
-def _find_names() -> dict[str, dict[str, str]]:
-    """Return the names of the table and those of installed packages, by module."""
-    found = {module: dict(names) for module, names in MODULES.items()}
+@cache
+def _find_installed() -> Mapping[str, Mapping[str, str]]:
+    """Return the names of installed packages, by module.
+
+    Not before a name is needed that is not in the table: their modules are imported.
+    """
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for point in entry_points(group=GROUP):
         with suppress(ImportError):  # the package is installed, but not its requirements
             import_ours(point.module)
@@ -47,23 +52,20 @@ def _find_names() -> dict[str, dict[str, str]]:
 
 
 class Hook(MetaPathFinder, Loader):
-    """Finds and loads the released package's modules, and resolves every released name to its counterpart here.
-
-    Attributes:
-        names: By module, the target of each name as `module:attribute`.
-    """
-
-    def __init__(self) -> None:
-        self.names = _find_names()
+    """Finds and loads the released package's modules, and resolves every released name to its counterpart here."""
 
     def available(self, module: str) -> list[str]:
         """Return the names that a module provides."""
-        return [name for each in with_included(module) for name in self.names[each]]
+        modules = list(with_included(module))
+        installed = _find_installed()
+        return sorted({name for each in modules for name in (*MODULES[each], *installed.get(each, ()))})
 
     def target(self, module: str, name: str) -> str | None:
-        """Return the target of a name; None if it is not provided."""
-        targets = (self.names[each].get(name) for each in with_included(module))
-        return next(filter(None, targets), None)
+        """Return the target of a name as `module:attribute`; None if it is not provided."""
+        modules = list(with_included(module))
+        targets = (MODULES[each].get(name) for each in modules)
+        installed = (_find_installed().get(each, {}).get(name) for each in modules)
+        return next(filter(None, targets), None) or next(filter(None, installed), None)
 
     def find_unprovided(self, module: str, name: str) -> str | None:
         """Return what an unprovided name belongs to; None if the released package has no such name."""
@@ -92,11 +94,9 @@ class Hook(MetaPathFinder, Loader):
             (ours,) = NAMES[source]
             sys.modules[module.__name__] = import_module(ours)
             return
-        names = sorted(set(self.available(source)))
         vars(module).update(
             __doc__=f"Ropewalk's stand-in for the released package's {source}.",
-            __all__=names,
-            __dir__=lambda: sorted({*vars(module), *names}),
+            __dir__=lambda: sorted({*vars(module), *self.available(source)}),
             __getattr__=partial(self._resolve, module, source),
         )
         if source == RELEASED:
@@ -110,11 +110,16 @@ class Hook(MetaPathFinder, Loader):
             AttributeError: Neither has it.
         """
         fullname = f"{module.__name__}.{name}"
-        if (target := self.target(source, name)) is not None:
+        value: Any
+        if name == "__all__":
+            value = self.available(source)
+        elif name.startswith("__"):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        elif (target := self.target(source, name)) is not None:
             value = resolve_name(target)
         elif module_for(f"{source}.{name}") is not None:
             value = import_module(fullname)
-        elif (belongs := self.find_unprovided(source, name)) is not None and not name.startswith("__"):
+        elif (belongs := self.find_unprovided(source, name)) is not None:
             raise NotProvidedError(
                 f"expected a name that Ropewalk provides of {module.__name__}, got {name}, which it does not: it "
                 f"belongs to {belongs}; {DOCS} lists the names that are there",

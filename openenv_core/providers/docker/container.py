@@ -168,7 +168,7 @@ def _remove_forgotten(engine: DockerEngine, container: str, process: int) -> Non
 POLL_INTERVAL_S: Final = 0.25
 """How often to check that a starting container is still running."""
 
-RESPONSE_TIMEOUT_S: Final = 5.0
+RESPONSE_TIMEOUT_S: Final = 1.0
 """Timeout of a health check; the engine keeps connections to an ended server open."""
 
 ORPHAN_SEARCH_S: Final = 2.0
