@@ -123,10 +123,7 @@ class TextEpisode:
 
     async def _read_schema(self) -> None:
         if self._acts is None:
-            await self.connect()  # of several servers, to the one that is asked
-            url = str(self._client.base_url)
-            schemas = await fetch_schema(url, token=self.token, timeout_s=self.reset_timeout_s)
-            schema = schemas["action"]
+            schema = (await self._fetch_schema())["action"]  # which takes no place at a full server
             self._acts = not is_of_tools(schema)
             if self._acts:
                 self.tools = [_act_tool(schema)]
@@ -137,6 +134,13 @@ class TextEpisode:
     async def connect(self) -> None:
         """Open the session before the first reset. CapacityError: the server had no room for it in time."""
         await self._client.connect()
+
+    async def _fetch_schema(self) -> dict[str, Any]:
+        *fallbacks, last = [self.base_url] if isinstance(self.base_url, str) else self.base_url
+        for url in fallbacks:
+            with suppress(ConnectionFailedError):
+                return await fetch_schema(url, token=self.token, timeout_s=self.reset_timeout_s)
+        return await fetch_schema(last, token=self.token, timeout_s=self.reset_timeout_s)
 
     async def reset(self, **options: Any) -> str:
         """Start an episode and return its first observation as text.
