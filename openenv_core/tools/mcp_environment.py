@@ -150,6 +150,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             _check_names([function.__name__])
             if mode is not None:
+                _spec_of(function)  # raises now if a type has no schema
                 self._tools_by_mode.setdefault(mode, {})[function.__name__] = function
                 return function
             declared: Callable[..., Any] = self.mcp_server.tool()(function)
