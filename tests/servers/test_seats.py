@@ -175,14 +175,16 @@ class Theatre(MultiAgentEnvironment[Tickets, Observation]):
         return {seat: Observation() for seat in self.seats}
 
     def step(self, actions: Mapping[str, Tickets]) -> dict[str, Observation]:
-        return {seat: Observation(reward=actions[seat].seats, terminated=True) for seat in self.seats}
+        assert list(actions) == ["a", "b"]
+        return {seat: Observation(reward=actions[seat].seats) for seat in self.seats}
 
 
-async def test_an_action_may_have_a_field_named_seats() -> None:
+async def test_an_action_may_have_a_field_named_seats_and_seats_act_in_order() -> None:
     async with players(Theatre, 1) as (_, (client,)):
         await client.reset(seat="all")
         await client.step({"seats": 3})
         assert (await client.step_seats({"b": {"seats": 4}})).reward == 3
+        assert (await client.step_seats({"b": {"seats": 4}, "a": {"seats": 5}})).reward == 5
 
 
 async def test_a_batch_may_act_for_one_seat_of_some_tables_and_several_of_others() -> None:
