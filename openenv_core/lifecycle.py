@@ -5,7 +5,7 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from random import Random
@@ -398,14 +398,20 @@ def default_cap(factory: Any) -> int:
 
 def _type_arguments(cls: type, environment: Any) -> tuple[Any, Any, Any]:
     """Return the arguments that a class gives a generic base: `Environment[...]`; None for each that it leaves open."""
-    owner: Any = cls
-    values: dict[Any, Any] = {}
-    while owner is not environment:
-        bases = vars(owner).get("__orig_bases__", owner.__bases__)
-        base = next(each for each in bases if issubclass(get_origin(each) or each, environment))
-        owner = get_origin(base) or base
-        arguments = [values.get(each, each) for each in get_args(base)]
-        values = dict(zip(getattr(owner, "__parameters__", ()), arguments, strict=False))
-    found = [values.get(each) for each in environment.__parameters__]
-    action, observation, state = (None if isinstance(each, TypeVar) else each for each in found)
+
+    def search(owner: Any, values: Mapping[Any, Any]) -> Iterator[list[Any]]:
+        if owner is environment:
+            found = [values.get(each) for each in environment.__parameters__]
+            yield [None if isinstance(each, TypeVar) else each for each in found]
+            return
+        for base in vars(owner).get("__orig_bases__", owner.__bases__):
+            origin: Any = get_origin(base) or base
+            if isinstance(origin, type) and issubclass(origin, environment):
+                arguments = [values.get(each, each) for each in get_args(base)]
+                yield from search(
+                    origin, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False))
+                )
+
+    found = list(search(cls, {}))
+    action, observation, state = next(filter(any, found), found[0])  # a mixin may leave all of them open
     return action, observation, state

@@ -604,6 +604,7 @@ class LLMJudge(Rubric):
         self.prompt_template = prompt_template
         self._client = client
         self.score_pattern = score_pattern or _FIRST_NUMBER if by_pattern else None
+        re.compile(self.score_pattern or "")  # an invalid one is an error here, not in the first step
         if default_score is ...:
             default_score = 0.0 if by_pattern else None
         self.default_score = default_score

@@ -118,9 +118,9 @@ def _find_flaw(folder: Path, app: str) -> str | None:
     for file in sorted([*folder.glob("*.py"), *folder.glob("server/*.py")]):
         try:
             ast.parse(file.read_bytes(), str(file))
-        except (SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
-            reason = getattr(error, "msg", None) or error
+            reason = getattr(error, "msg", None) or getattr(error, "strerror", None) or error
             return f"{file.relative_to(folder)}{f', line {line}' if line else ''}: {reason}"
     return None
 

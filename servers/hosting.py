@@ -121,8 +121,11 @@ def host(
     tune_garbage_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
     server = _Server(config, assembled, drain_s, on_started, lifeline, ExitTimer(on_cut))
-    with suppress(SystemExit):  # uvicorn exits if the application does not start
+    try:
         server.run(sockets=list(listeners))
+    except SystemExit:  # uvicorn exits if the application does not start
+        if server.started:  # the environment's code exits
+            raise
     if not server.started and (refusal := assembled.refusal()) is not None:
         raise refusal
     server.end.set_deadline(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
@@ -232,7 +235,9 @@ class _Server(uvicorn.Server):
 
     def _watch_lifeline(self, lifeline: int) -> None:
         # In a thread, because the event loop may hang in an environment's step.
-        while os.read(lifeline, 512):
-            pass
+        # The read fails if the other end was closed before all that was sent to it was read.
+        with suppress(ConnectionResetError):
+            while os.read(lifeline, 512):
+                pass
         os.kill(os.getpid(), signal.SIGTERM)
         self.end.set_deadline(self._drain_s + _KILL_AFTER_DRAIN_S)

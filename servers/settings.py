@@ -150,7 +150,7 @@ def _reader(kind: Any, expected: str) -> Callable[[str, str], Any]:
         try:
             return validate(value)
         except ValidationError:
-            raise ConfigurationError(f"expected {variable} to be {expected}, got {value[:80]!r}") from None
+            raise ConfigurationError(f"expected {variable} to be {expected}, got {value!r:.80}") from None
 
     return read
 
@@ -165,7 +165,10 @@ seconds_or_none = _reader(
 """Parses a number of seconds; None, for no limit, if it is 0."""
 json_object = _reader(Json[dict[str, Any]], "a JSON object")
 switch = _reader(bool, "1 or 0")
-read_mode = _reader(Annotated[Mode, BeforeValidator(str.lower)], f"one of {', '.join(MODES)}")
+read_mode = _reader(
+    Annotated[Mode, BeforeValidator(lambda mode: mode.lower() if isinstance(mode, str) else mode)],
+    f"one of {', '.join(MODES)}",
+)
 
 
 def is_on(_: str, value: str) -> bool:

@@ -292,7 +292,8 @@ class RequestDecoder(Generic[ActT]):
 
 
 def _tag_of(action: Any) -> str:
-    return _OF_SEATS if isinstance(action, dict) and "seats" in action else _OF_ONE
+    # An action's own field `seats` may be of another type.
+    return _OF_SEATS if isinstance(action, dict) and isinstance(action.get("seats"), dict) else _OF_ONE
 
 
 def _faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:

@@ -3,9 +3,9 @@
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property, partial
 from typing import Any, Final, NoReturn, cast
 
@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError
 from openenv_core.loop_thread import run_async_safely, shared_loop
-from openenv_core.pending import convert
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools import (
     RESERVED_TOOL_NAMES,
@@ -150,6 +149,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             _check_names([function.__name__])
             if mode is not None:
+                _spec_of(function)  # raises now if a type has no schema
                 self._tools_by_mode.setdefault(mode, {})[function.__name__] = function
                 return function
             declared: Callable[..., Any] = self.mcp_server.tool()(function)
@@ -186,9 +186,12 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         self, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
         """Call a tool, as a step of the episode. Raises `EpisodeOverError` if the author's step does."""
-        self._context = context  # for the tool's progress: the author's step does not take it
-        step: Any = self.step_async(CallToolAction(tool_name=name, arguments=dict(arguments)))
-        return convert(step, tool_result)
+        action = CallToolAction(tool_name=name, arguments=dict(arguments))
+        if inspect.iscoroutinefunction(type(self).step_async):
+            return self._call_by_step(action, context)
+        with self._forward_progress(context):
+            observation: Any = self.step_async(action)
+            return tool_result(observation)
 
     async def list_resources(self) -> Sequence[ResourceSpec]:
         """Return all resources."""
@@ -252,6 +255,19 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def _own_tools(self) -> dict[str, Callable[..., Any]]:
         return self._tools_by_mode.get(self._mode or "", {})
 
+    @contextmanager
+    def _forward_progress(self, context: ToolContext) -> Iterator[None]:
+        """Route a tool's progress to a context, which the author's step does not take, and which may call no tool."""
+        self._context = context
+        try:
+            yield
+        finally:
+            self._context = SILENT
+
+    async def _call_by_step(self, action: CallToolAction, context: ToolContext) -> ToolResult:
+        with self._forward_progress(context):
+            return tool_result(await self.step_async(action))
+
     async def _step_tools(
         self, action: ListToolsAction | CallToolAction, timeout_s: float | None
     ) -> Observation:
@@ -275,8 +291,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         return [*remaining, *map(_spec_of, self._own_tools.values())]
 
     def _call(self, action: CallToolAction) -> Callable[[Any], Awaitable[CallToolObservation]]:
-        name = action.tool_name
-        context, self._context = self._context, SILENT
+        name, context = action.tool_name, self._context
         function = self._own_tools.get(name)
 
         async def call(client: Any) -> CallToolObservation:

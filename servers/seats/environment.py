@@ -129,13 +129,13 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             raise EpisodeOverError(None if begun else "no episode is under way; call reset() first")
         if type(action) is not self.SEAT_ACTIONS:
             return table.act(player, {turn[0]: action})
-        for seat in action.seats:
-            if seat not in turn:
-                text = (
-                    f"expected actions for seats among {', '.join(turn)}, whose turn it is, got {seat!r:.80}"
-                )
-                raise RefusalError(VALIDATION_ERROR, text)
-        return table.act(player, action.seats)
+        # In the order of turns, whatever that of the client is: the game may go by it.
+        actions = {seat: action.seats[seat] for seat in turn if seat in action.seats}
+        if len(actions) < len(action.seats):
+            other = next(seat for seat in action.seats if seat not in turn)
+            text = f"expected actions for seats among {', '.join(turn)}, whose turn it is, got {other!r:.80}"
+            raise RefusalError(VALIDATION_ERROR, text)
+        return table.act(player, actions)
 
     @property
     def state(self) -> StateT:

@@ -181,6 +181,7 @@ class GameTable:
 
     def _accept(self, player: Player) -> None:
         """Stop the time of a player that acts."""
+        assert player.turn  # it has not lost its seats during the check
         if player.watchdog is not None:
             player.watchdog.stop()
         player.turn = ()

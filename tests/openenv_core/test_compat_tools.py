@@ -373,7 +373,8 @@ async def test_step_may_return_another_observation_for_a_call() -> None:
     env.close()
     over = Both()
     with pytest.raises(EpisodeOverError):
-        await over.call_tool("end", {}, SILENT)  # type: ignore[misc]
+        await over.call_tool("end", {}, ToolContext())  # type: ignore[misc]
+    assert over._context is SILENT  # a later call's progress is not that call's
     over.close()
 
 

@@ -312,6 +312,14 @@ def test_models_come_from_the_type_arguments() -> None:
     assert models_of(Both).action == Guess | Action
     assert models_of(Both).state is State
 
+    class Mixin(Environment):  # type: ignore[type-arg]
+        """Names no models, and comes first."""
+
+    class Mixed(Mixin, Dice):
+        pass
+
+    assert (models_of(Mixed).action, models_of(Mixed).state) == (Guess, Rolls)
+
     class Sided(State):
         sides: int
 

@@ -1,6 +1,7 @@
 """Rubrics: composed scores, sync and async, with hooks."""
 
 import asyncio
+import re
 from threading import Event
 from typing import Any
 
@@ -433,6 +434,8 @@ def test_range_of_scores_is_the_judges_own() -> None:
     for options in ({"score_range": (1, 1)}, {"score_range": (0, 10), "score_pattern": r"\d"}):
         with pytest.raises(ValueError, match="expected a score_range from low to high"):
             LLMJudge("?", object(), **options)  # type: ignore[arg-type]
+    with pytest.raises(re.error):
+        LLMJudge("?", object(), score_pattern="(")  # type: ignore[arg-type]
 
 
 async def test_judge_is_asked_for_the_format_and_an_answer_without_a_score_is_unscored() -> None:

@@ -205,8 +205,9 @@ async def test_mode_comes_from_argument_environment_or_settings(
     with pytest.raises(ConfigurationError, match="OPENENV_MODE"):
         create_app(Counter, Add, Count)
     monkeypatch.delenv("OPENENV_MODE")
-    with pytest.raises(ConfigurationError, match="one of simulation, production"):
-        create_app(Counter, Add, Count, mode="staging")  # type: ignore[arg-type]
+    for mode in ("staging", 1):
+        with pytest.raises(ConfigurationError, match="one of simulation, production"):
+            create_app(Counter, Add, Count, mode=mode)  # type: ignore[arg-type]
 
 
 def test_app_made_before_the_settings_of_its_server_is_refused() -> None:

@@ -72,6 +72,7 @@ def test_broken_environment_is_listed_with_its_error(here: Path, capsys: pytest.
     (make(here / "syntax") / "server" / "app.py").write_text("\ndef broken(:\n")
     (make(here / "not_text") / "openenv.yaml").write_bytes(b"name: \xff\xfe\n")
     (make(here / "zeros") / "server" / "app.py").write_bytes(b"\x00")
+    (make(here / "circle") / "server" / "link.py").symlink_to("link.py")
     errors = {target: one["error"] for target, one in list_as_json(capsys, ".").items()}
     for name, expected in {
         "no_yaml": "YAML",
@@ -80,6 +81,7 @@ def test_broken_environment_is_listed_with_its_error(here: Path, capsys: pytest.
         "syntax": "server/app.py, line 2",
         "not_text": "openenv.yaml",
         "zeros": "server/app.py",
+        "circle": "server/link.py: Too many levels of symbolic links",
     }.items():
         assert expected in errors.pop(f"./{name}"), name
     assert errors == {"./good": None}

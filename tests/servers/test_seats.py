@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import new_class
 from typing import Any
@@ -13,7 +13,7 @@ from games import BlockingRounds, Forfeited, Guess, Hasty, Rounds, Turns, secret
 from serving import eventually, serving
 
 from envs.kuhn_env.server.app import app as kuhn
-from openenv_core import GenericEnvClient, MultiAgentEnvironment
+from openenv_core import Action, GenericEnvClient, MultiAgentEnvironment, Observation
 from openenv_core.errors import (
     ConfigurationError,
     EpisodeOverError,
@@ -159,6 +159,32 @@ async def test_actions_by_seat_are_validated_like_others() -> None:
         assert (await client.step_seats({"b": {"number": 2}})).metadata["turn"] == ["a", "c"]  # type: ignore[index]
         result = await client.step_seats({"c": {"number": 3}, "a": {"number": 1}})
         assert (result.observation["round"], result.reward) == (1, 1)
+
+
+class Tickets(Action):
+    seats: int
+
+
+class Theatre(MultiAgentEnvironment[Tickets, Observation]):
+    """Its action has a field of the name by which a step acts for several seats."""
+
+    seats = ("a", "b")
+    BLOCKING = False
+
+    def reset(self) -> dict[str, Observation]:
+        return {seat: Observation() for seat in self.seats}
+
+    def step(self, actions: Mapping[str, Tickets]) -> dict[str, Observation]:
+        assert list(actions) == ["a", "b"]
+        return {seat: Observation(reward=actions[seat].seats) for seat in self.seats}
+
+
+async def test_an_action_may_have_a_field_named_seats_and_seats_act_in_order() -> None:
+    async with players(Theatre, 1) as (_, (client,)):
+        await client.reset(seat="all")
+        await client.step({"seats": 3})
+        assert (await client.step_seats({"b": {"seats": 4}})).reward == 3
+        assert (await client.step_seats({"b": {"seats": 4}, "a": {"seats": 5}})).reward == 5
 
 
 async def test_a_batch_may_act_for_one_seat_of_some_tables_and_several_of_others() -> None:
