@@ -98,7 +98,7 @@ class Toolset:
                     description=description,
                     input_schema=method.schema,
                     output_schema=output_schema,
-                    annotations=declared.annotations,
+                    annotations=None if declared.annotations is None else dict(declared.annotations),
                 )
                 self.tools[name] = DeclaredMethod(tool, method, declared.timeout_s, wrapped)
             case "resource":
