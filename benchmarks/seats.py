@@ -9,6 +9,7 @@ session, which acts for both seats at once or for one after the other, or two se
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -69,7 +70,7 @@ class Together(MultiAgentEnvironment[Say, Sum]):
         return {seat: Sum(total=totals[seat], reward=float(actions[seat].number)) for seat in self.seats}
 
 
-SESSIONS: Final = 1024
+SESSIONS: Final = 512
 alone = create_app(Alone, max_concurrent_envs=SESSIONS)
 together = create_app(Together, max_concurrent_envs=SESSIONS)
 
@@ -114,17 +115,18 @@ _SUBJECTS: Final = {
 
 def measure(plan: Plan, measurements: Measurements) -> None:
     """Step all seats in alternating rounds."""
-    with (
-        serving(serve_command("benchmarks.seats:alone")) as alone_server,
-        serving(serve_command("benchmarks.seats:together")) as together_server,
-    ):
-        urls = {"alone": alone_server.url, "together": together_server.url}
+    with ExitStack() as stack:
+        # A server each: the memory of one subject's sessions would be in the way of another's.
+        urls = {
+            name: stack.enter_context(serving(serve_command(f"benchmarks.seats:{subject.app}"))).url
+            for name, subject in _SUBJECTS.items()
+        }
         asyncio.run(_measure(plan, measurements, urls))
 
 
 async def _measure(plan: Plan, measurements: Measurements, urls: Mapping[str, str]) -> None:
     clients = {
-        name: await GenericEnvClient(urls[subject.app]).vector(subject.per_table * plan.tables)
+        name: await GenericEnvClient(urls[name]).vector(subject.per_table * plan.tables)
         for name, subject in _SUBJECTS.items()
     }
     try:
