@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol
 from openenv_core import Observation, StepResult
 from rl_bridge.errors import EpisodeUnscoredError, RolloutError
 from rl_bridge.rollout.episode import require_scored
-from rl_bridge.rollout.task import Session
 
 SEAT: Final = "seat"
 """The option of a reset with the seats to take, and the key of a reply's metadata with the seat that it is for."""
@@ -18,8 +17,11 @@ OTHERS: Final = "others"
 """The key of a reply's metadata with what the session's other seats have seen since, by seat (docs/players.md)."""
 
 
-class TableSession(Session, Protocol):
-    """A session that can act for one of its seats."""
+class TableSession(Protocol):
+    """A session of a game, which acts for one of its seats at a time."""
+
+    async def reset(self, **options: Any) -> StepResult[Any]:
+        """Begin an episode."""
 
     async def step_seats(self, actions: Mapping[str, Any], /) -> StepResult[Any]:
         """Act for seats of the session."""
@@ -84,10 +86,7 @@ class Table:
     async def act(self, seat: str, action: Any) -> None:
         """Act for a seat whose turn it is; raises as the session's `step`, and `require_scored`."""
         async with self._lock:
-            if len(self._replies) == 1:
-                result = await self._session.step(action)
-            else:
-                result = await self._session.step_seats({seat: action})
+            result = await self._session.step_seats({seat: action})
             self._acting.discard(seat)
             self._deliver(result)
 

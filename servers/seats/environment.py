@@ -309,6 +309,7 @@ def seat_environment(
         )
     seat: Any = Literal[tuple(game.seats)]
     build: Any = create_model
+    seat_actions: Any = SeatActions
     state = build(
         f"{game.__name__}SeatState", __base__=SeatState, seat=(list[seat], Field(default_factory=list))
     )
@@ -322,7 +323,7 @@ def seat_environment(
     reset.__annotations__ = {**SeatEnvironment.reset.__annotations__, "seat": one | None}
     members: dict[str, Any] = {
         "GAME": game,
-        "SEAT_ACTIONS": SeatActions[action],  # type: ignore[valid-type]
+        "SEAT_ACTIONS": seat_actions[action],
         "reset": reset,
         "__doc__": game.__doc__,
         "__module__": game.__module__,

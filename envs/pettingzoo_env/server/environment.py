@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from random import Random
-from types import new_class
+from types import MappingProxyType, new_class
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,6 +18,9 @@ from ..models import PettingZooAction, PettingZooObservation, models_for
 
 _SEEDS: Final = 2**31
 """Seeds of 31 bits are what every library below PettingZoo's environments takes."""
+
+NO_ENDS: Final[Mapping[str, Any]] = MappingProxyType({})
+"""The ends of agents after a reset: none."""
 
 
 class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooObservation]):
@@ -82,16 +85,29 @@ class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooOb
 
     def _observe(self, first: bool = False) -> dict[str, PettingZooObservation]:
         env = self._env
+        seen = {agent: env.observe(agent) for agent in env.agents}
+        rewards = None if first else env.rewards
+        return self._show(seen, env.infos, rewards, env.terminations, env.truncations)
+
+    def _show(
+        self,
+        observations: Mapping[str, Any],
+        infos: Mapping[str, Any],
+        rewards: Mapping[str, Any] | None = None,
+        terminations: Mapping[str, Any] = NO_ENDS,
+        truncations: Mapping[str, Any] = NO_ENDS,
+    ) -> dict[str, PettingZooObservation]:
+        """Return what each agent sees, by PettingZoo's values; without rewards after a reset."""
         return {
             agent: self.MODEL(
                 seat=agent,
-                observation=env.observe(agent),
-                info=encodable_info(env.infos[agent]),
-                reward=None if first else float(env.rewards[agent]),
-                terminated=bool(env.terminations[agent]),
-                truncated=bool(env.truncations[agent]),
+                observation=observation,
+                info=encodable_info(infos[agent]),
+                reward=None if rewards is None else float(rewards[agent]),
+                terminated=bool(terminations.get(agent)),
+                truncated=bool(truncations.get(agent)),
             )
-            for agent in env.agents
+            for agent, observation in observations.items()
         }
 
 
@@ -100,27 +116,13 @@ class ParallelPettingZooEnvironment(PettingZooEnvironment):
 
     def reset(self, **options: Any) -> dict[str, PettingZooObservation]:
         """Begin an episode, with PettingZoo's options."""
-        observations, infos = self._begin(options)
-        return {
-            agent: self.MODEL(seat=agent, observation=observation, info=encodable_info(infos[agent]))
-            for agent, observation in observations.items()
-        }
+        return self._show(*self._begin(options))
 
     def step(self, actions: Mapping[str, PettingZooAction]) -> dict[str, PettingZooObservation]:
         """Take the actions of all agents."""
         values = {agent: read_value(self.ACTION_SPACES[agent], one.action) for agent, one in actions.items()}
         observations, rewards, terminations, truncations, infos = self._env.step(values)
-        return {
-            agent: self.MODEL(
-                seat=agent,
-                observation=observation,
-                info=encodable_info(infos[agent]),
-                reward=float(rewards[agent]),
-                terminated=bool(terminations[agent]),
-                truncated=bool(truncations[agent]),
-            )
-            for agent, observation in observations.items()
-        }
+        return self._show(observations, infos, rewards, terminations, truncations)
 
     @property
     def turn(self) -> Sequence[str]:

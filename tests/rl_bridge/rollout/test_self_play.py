@@ -113,9 +113,6 @@ class Replies:
         assert options == {"seed": 4, "seat": list(SEATS)}
         return next(self._replies)
 
-    async def step(self, action: Any, /) -> StepResult[Any]:
-        return next(self._replies)
-
     async def step_seats(self, actions: Mapping[str, Any], /) -> StepResult[Any]:
         return next(self._replies)
 
